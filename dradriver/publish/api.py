@@ -1,0 +1,45 @@
+"""What a publisher is to the daemon, wherever it publishes."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from dradriver.model import PoolContent
+from dradriver.slices import LeftOut
+
+
+@dataclass(frozen=True, slots=True)
+class PublishResult:
+    """What one call changed, and what is not published.
+
+    written    names of slices that were created or changed; nothing where all was as it should be
+    removed    names of slices that were removed
+    left_out   devices and counter sets that are not published, with the reasons
+    warnings   what else was dropped, one line each
+    """
+
+    written: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class Publisher(Protocol):
+    """Keeps the slices of this node's pools where others read them. Safe to call from several threads.
+
+    A failed call raises OSError; what it had done stays, and the next call goes on from there.
+    """
+
+    def publish(self, driver: str, node: str, pool: str, content: PoolContent) -> PublishResult:
+        """Make the slices of a pool say `content`, and remember it. Nothing is written where they do already.
+
+        Raises ValueError where a name is none that the API server accepts.
+        """
+        ...
+
+    def verify(self) -> PublishResult:
+        """Restore what others removed or edited since. Cheap while nothing did: for calling every second."""
+        ...
+
+    def withdraw(self, driver: str, node: str, pool: str) -> PublishResult:
+        """Remove all slices of a pool, and forget it."""
+        ...

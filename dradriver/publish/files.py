@@ -1,0 +1,230 @@
+"""The publisher without an API server: a directory of ResourceSlice manifests.
+
+`<directory>/<driver>_<kind>-<number>.yaml` is the whole of a slice, written beside and renamed into place. Of the
+directory only files of that form, of the pools that were published, are ever touched.
+"""
+
+import os
+import re
+import secrets
+import stat
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dradriver.model import PoolContent
+from dradriver.model.text import shown
+from dradriver.publish.api import PublishResult
+from dradriver.publish.manifest import dumped, loaded, manifest, spec_of
+from dradriver.slices import ApiShape, Body, Earlier, Pool, pool_specs, same
+
+_MODE = 0o644
+_NUMBERED = r"{}-(?:[0-9]{{3}}|[1-9][0-9]{{3,5}})\.yaml"
+_LEFTOVER = r"\.{}-[0-9]{{3,6}}\.yaml\.[0-9a-f]{{16}}\.tmp"
+_MAX_STEM = 255 - len(".-000000.yaml.0123456789abcdef.tmp")
+_MAX_FILE_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Stamp:
+    """Tells whether a file is the one last seen, without reading it."""
+
+    inode: int
+    size: int
+    mode: int
+    modified_ns: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "_Stamp":
+        return cls(status.st_ino, status.st_size, status.st_mode, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """One pool as it should be, and as its files were last seen.
+
+    specs    by slice number
+    seen     slice number -> stamp and content of the file; content None where it is no manifest
+    """
+
+    pool: Pool
+    specs: tuple[Body, ...] = ()
+    seen: dict[int, tuple[_Stamp, object]] = field(default_factory=dict)
+
+
+class FilePublisher:
+    """Publishes into `directory`, which is made when there is something to write. See `Publisher`."""
+
+    def __init__(self, directory: Path, shape: ApiShape = ApiShape.RESOURCES) -> None:
+        """Keep the place; touch nothing yet. `shape` is that of the Kubernetes version that will read the files."""
+        self._directory = directory
+        self._shape = shape
+        self._kept: dict[tuple[str, str], _Kept] = {}
+        self._lock = threading.Lock()
+
+    def publish(self, driver: str, node: str, pool: str, content: PoolContent) -> PublishResult:
+        """Make the files of a pool say `content`; the names in the result are file names."""
+        named = _checked(driver, node, pool)
+        with self._lock:
+            kept = self._kept.get((driver, named.kind))
+            if kept is None or kept.pool != named:
+                kept = _Kept(named)
+                earlier = self._earlier(kept)
+            else:
+                earlier = Earlier(kept.specs)
+            wanted = pool_specs(named, content, self._shape, earlier)
+            kept.specs = wanted.specs
+            self._kept[driver, named.kind] = kept
+            written, removed = self._reconcile(kept)
+        return PublishResult(tuple(written), tuple(removed), wanted.left_out, wanted.warnings)
+
+    def verify(self) -> PublishResult:
+        """Restore files that are missing or mean something else, and remove those that should not be."""
+        written: list[str] = []
+        removed: list[str] = []
+        with self._lock:
+            for kept in self._kept.values():
+                restored, stale = self._reconcile(kept)
+                written += restored
+                removed += stale
+        return PublishResult(tuple(written), tuple(removed))
+
+    def withdraw(self, driver: str, node: str, pool: str) -> PublishResult:
+        """Remove the files of a pool, and forget it."""
+        named = _checked(driver, node, pool)
+        with self._lock:
+            self._kept.pop((driver, named.kind), None)
+            return PublishResult(removed=tuple(self._reconcile(_Kept(named))[1]))
+
+    def _earlier(self, kept: _Kept) -> Earlier:
+        """Return what an earlier process left of a pool, and clear away what it left half done.
+
+        Slices at the end that hold nothing are let go; nowhere else does a pool become smaller.
+        """
+        for path in self._matching(kept.pool, _LEFTOVER):
+            path.unlink(missing_ok=True)
+        specs: dict[int, Body] = {}
+        for number, path in self._files(kept.pool).items():
+            spec = spec_of(self._content(kept, number, path), kept.pool)
+            if spec is not None:
+                specs[number] = spec
+        filled = (number for number, spec in specs.items() if "devices" in spec or "sharedCounters" in spec)
+        return Earlier(
+            tuple(specs.get(number) for number in range(max(filled, default=-1) + 1)),
+            max((spec["pool"]["generation"] for spec in specs.values()), default=0),
+        )
+
+    def _reconcile(self, kept: _Kept) -> tuple[list[str], list[str]]:
+        """Bring the files of a pool to its specs; return the names written and removed."""
+        written: list[str] = []
+        removed: list[str] = []
+        for number, spec in enumerate(kept.specs):
+            body = manifest(kept.pool, number, spec)
+            path = self._directory / f"{_stem(kept.pool)}-{number:03}.yaml"
+            content = self._content(kept, number, path)
+            if _means(content, body):
+                kept.seen[number] = (kept.seen[number][0], body)
+            else:
+                self._write(kept, number, path, body)
+                written.append(path.name)
+        for number, path in self._files(kept.pool).items():
+            if number >= len(kept.specs):
+                path.unlink(missing_ok=True)
+                kept.seen.pop(number, None)
+                removed.append(path.name)
+        if written or removed:
+            _sync(self._directory)
+        return written, removed
+
+    def _files(self, pool: Pool) -> dict[int, Path]:
+        """Return the files that are a pool's by name, by slice number."""
+        start = len(_stem(pool)) + 1
+        return {int(path.stem[start:]): path for path in self._matching(pool, _NUMBERED)}
+
+    def _matching(self, pool: Pool, rest: str) -> list[Path]:
+        pattern = re.compile(rest.format(re.escape(_stem(pool))))
+        try:
+            return sorted(path for path in self._directory.iterdir() if pattern.fullmatch(path.name))
+        except FileNotFoundError:
+            return []
+
+    def _content(self, kept: _Kept, number: int, path: Path) -> object:
+        """Return what a file holds, read only if it is not as last seen; None if it is missing or unreadable."""
+        known = kept.seen.pop(number, None)
+        try:
+            if known is None or known[0] != _Stamp.of(path.lstat()):
+                known = _read(path)
+        except OSError:
+            return None
+        kept.seen[number] = known
+        return known[1]
+
+    def _write(self, kept: _Kept, number: int, path: Path, body: Body) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(dumped(body))
+                file.flush()
+                # Whatever the umask is: other programs read the files.
+                os.fchmod(file.fileno(), _MODE)
+                os.fsync(file.fileno())
+                draft.replace(path)
+                # Taken after the rename, which changes it, and through the file, which nobody else can replace.
+                kept.seen[number] = (_Stamp.of(os.fstat(file.fileno())), body)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+
+
+def _checked(driver: str, node: str, pool: str) -> Pool:
+    named = Pool(driver, node, pool)
+    if len(_stem(named)) > _MAX_STEM:
+        raise ValueError(
+            f"pool name {shown(pool)} makes a file name that is too long: "
+            f"driver and last part may have {_MAX_STEM - 1} characters together"
+        )
+    return named
+
+
+def _stem(pool: Pool) -> str:
+    # Neither name can hold the underscore that parts them, a slash, or a dot at its start.
+    return f"{pool.driver}_{pool.kind}"
+
+
+def _means(content: object, body: Body) -> bool:
+    return (
+        isinstance(content, dict)
+        and content.keys() == body.keys()
+        and all(content[key] == value for key, value in body.items() if key != "spec")
+        and same(body["spec"], content["spec"])
+    )
+
+
+def _read(path: Path) -> tuple[_Stamp, object]:
+    """Read a manifest; None for its content where it is none, or not a plain file that all may read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return _Stamp.of(path.lstat()), None
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        stamp = _Stamp.of(status)
+        if not stat.S_ISREG(status.st_mode) or stat.S_IMODE(status.st_mode) != _MODE:
+            return stamp, None
+        if status.st_size > _MAX_FILE_BYTES:
+            return stamp, None
+        try:
+            return stamp, loaded(file.read(_MAX_FILE_BYTES))
+        except (OSError, ValueError):
+            return stamp, None
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
