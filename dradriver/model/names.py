@@ -41,6 +41,18 @@ def check_subdomain(value: str, what: str, limit: int = MAX_SUBDOMAIN) -> str:
     return value
 
 
+def check_driver(value: str) -> str:
+    """Return `value` if it can be the name of one of our drivers.
+
+    A DRA driver name is a DNS subdomain of at most 63 characters. One with the part `-claim` would blur into the
+    names of other drivers' CDI files.
+    """
+    check_subdomain(value, "driver name", MAX_DRIVER_NAME)
+    if "-claim-" in f"{value}-":
+        raise ValueError(f"driver name {shown(value)} has -claim in it, which tells CDI files apart")
+    return value
+
+
 def check_pool(value: str) -> str:
     """Return `value` if it is a pool name: DNS subdomains joined by `/`, at most 253 characters."""
     if len(value) > MAX_POOL_NAME or not all(_SUBDOMAIN.fullmatch(part) for part in value.split("/")):

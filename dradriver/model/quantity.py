@@ -6,8 +6,7 @@ caps, and what the canonical text of a value is. Nothing here is a float.
 
 import enum
 import re
-from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, NoReturn, Self
 
 from dradriver.model.text import shown
 
@@ -53,7 +52,6 @@ _PATTERN: Final = re.compile(
 ).fullmatch
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Quantity:
     """An exact amount: an integer number of billionths, and the suffix family that it is printed with.
 
@@ -66,8 +64,21 @@ class Quantity:
     binary text of that size as 2^63-1).
     """
 
+    # No dataclass: encoders such as msgspec take those apart, and a quantity is written as its text.
+    __slots__ = ("format", "nano")
+
     nano: int
-    format: Format = Format.DECIMAL_SI
+    format: Format
+
+    def __init__(self, nano: int, format: Format = Format.DECIMAL_SI) -> None:  # noqa: A002 - the API's word
+        object.__setattr__(self, "nano", nano)
+        object.__setattr__(self, "format", format)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a quantity does not change: {name}")
+
+    def __reduce__(self) -> tuple[type[Self], tuple[int, Format]]:
+        return type(self), (self.nano, self.format)
 
     @classmethod
     def parse(cls, text: str) -> Self:
