@@ -68,6 +68,21 @@ class Topology:
         """Return the id of the NUMA node of a CPU; None if unknown."""
         return next((locality.node_id for locality in self.localities if cpu in locality.cpus), None)
 
+    def socket_of(self, cpus: CPUSet) -> int | None:
+        """Return the number of the one socket that holds all of `cpus`.
+
+        None for no CPUs, several sockets, or where the sockets are unknown. It is the physical package id where these are known and tell all sockets apart, else the rank of the
+        socket by its lowest CPU: ids may be -1 for all, or be repeated.
+        """
+        rank = next((rank for rank, package in enumerate(self.packages) if cpus and cpus <= package), None)
+        if rank is None:
+            return None
+        ids = [{self.cpus[cpu].package_id for cpu in package} for package in self.packages]
+        known = [next(iter(found)) for found in ids if len(found) == 1]
+        if None in known or len(set(known)) < len(self.packages):
+            return rank
+        return known[rank]
+
     def distance(self, node_id: int, other_id: int) -> int | None:
         """Return the distance from one node to another (10 is local, ACPI SLIT); None if unknown."""
         node = self.node(node_id)

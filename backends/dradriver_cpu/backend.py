@@ -1,0 +1,46 @@
+"""The backend `cpu`."""
+
+import threading
+from collections.abc import Callable, Mapping
+
+from dradriver.backend import Backend, Plan, Request
+from dradriver.host import UeventMonitor, read_topology
+from dradriver.model import ClaimRef, Peer, PoolContent
+from dradriver_cpu.config import CpuConfig, CpuOptions
+from dradriver_cpu.devices import device_of
+from dradriver_cpu.inventory import CpuInventory, inventory_of
+from dradriver_cpu.plan import PinCPUs, plan_cpus
+
+
+class CpuBackend(Backend[CpuInventory, CpuOptions]):
+    """CPUs of this host, by NUMA node."""
+
+    kind = "cpu"
+    options_type = CpuOptions
+    config_types = (CpuConfig,)
+    step_types = (PinCPUs,)
+
+    def probe(self) -> CpuInventory:
+        """Read the topology. Raises BackendError where the reserved CPUs leave none to offer."""
+        return inventory_of(read_topology(self.host), self.options.reserved_cpus)
+
+    def devices(self, inventory: CpuInventory) -> PoolContent:
+        """Offer each NUMA node's CPUs, isolated ones last."""
+        return PoolContent(
+            devices=tuple(device_of(inventory.topology, offer) for offer in inventory.offers),
+            notes=inventory.notes,
+        )
+
+    def plan(
+        self, request: Request, inventory: CpuInventory, held: Mapping[str, ClaimRef], peers: tuple[Peer, ...]
+    ) -> Plan:
+        """Choose the CPUs."""
+        return plan_cpus(request, inventory, held, peers)
+
+    def watch(self, stop: threading.Event, changed: Callable[[str], None]) -> None:
+        """Watch for CPUs and NUMA nodes that come and go. Raises UeventsUnavailableError."""
+        UeventMonitor(
+            subsystems=frozenset({"cpu", "node", "memory"}),
+            on_event=lambda event: changed(f"{event.action} {event.devpath}"),
+            on_resync=lambda: changed("kernel events may have been missed"),
+        ).run(stop)
