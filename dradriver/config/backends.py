@@ -1,0 +1,42 @@
+"""Backends by name: entry points of the group `dradriver.backends`, imported only where configured."""
+
+from importlib.metadata import entry_points
+from typing import Any
+
+from dradriver.backend import Backend, ConfigError, decode
+from dradriver.config.load import Settings, SettingsError
+from dradriver.host import Host
+from dradriver.model import shown
+from dradriver.model.names import check_label
+
+GROUP = "dradriver.backends"
+
+
+def load_backends(settings: Settings) -> tuple[tuple[str, Backend[Any, Any]], ...]:
+    """Return (driver name, backend) for each configured backend. Raises SettingsError."""
+    return tuple((driver, _load(settings, kind)) for driver, kinds in settings.drivers for kind in kinds)
+
+
+def _load(settings: Settings, kind: str) -> Backend[Any, Any]:
+    points = {point.name: point for point in entry_points(group=GROUP)}
+    if kind not in points:
+        raise SettingsError(
+            f"{settings.source}: drivers: backend {shown(kind)} is not installed; "
+            f"installed are {', '.join(sorted(points)) or 'none'}"
+        )
+    try:
+        backend: type[Backend[Any, Any]] = points[kind].load()
+    except (ImportError, AttributeError) as error:
+        raise SettingsError(
+            f"{settings.source}: drivers: backend {kind} cannot be imported: {error}"
+        ) from None
+    if not issubclass(backend, Backend) or backend.kind != kind:
+        raise SettingsError(f"{settings.source}: drivers: entry point {kind} is not a backend of that kind")
+    try:
+        check_label(kind, "backend kind")
+        options = decode(backend.options_type, settings.options.get(kind, {}), f"backends.{kind}")
+        return backend(Host(settings.host_root), options)
+    except ConfigError as error:
+        raise SettingsError(f"{settings.source}: {error}") from None
+    except ValueError as error:
+        raise SettingsError(f"{settings.source}: backends.{kind}: {error}") from None

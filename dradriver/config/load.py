@@ -1,0 +1,175 @@
+"""From the configuration file, flags and environment to settings that the daemon can start with."""
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dradriver.backend import ConfigError, decode
+from dradriver.config.types import Config, Log, Standalone
+from dradriver.model import shown
+from dradriver.model.names import check_driver, check_subdomain
+
+STATE_DIRECTORY = "plugins/dradriver.io"
+
+
+class SettingsError(Exception):
+    """The configuration is wrong: one line with file, field and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The configuration with every path absolute and every default filled in.
+
+    instance   tells the daemons of one node apart while one replaces the other: the pod's UID, None outside a pod
+    """
+
+    node: str
+    instance: str | None
+    host_root: Path
+    kubelet_root: Path
+    state: Path
+    cdi: Path
+    claims: Path
+    slices: Path
+    drivers: tuple[tuple[str, tuple[str, ...]], ...]
+    options: Mapping[str, Mapping[str, Any]]
+    rescan_seconds: int
+    log: Log
+    source: str
+
+    @property
+    def journal(self) -> Path:
+        """The journal's file."""
+        return self.state / "journal.db"
+
+    @property
+    def lock(self) -> Path:
+        """The lock that the active instance holds."""
+        return self.state / "serialize.lock"
+
+
+def load(
+    path: Path | None, directory: Path | None = None, environment: Mapping[str, str] = os.environ
+) -> Settings:
+    """Return the settings. Raises SettingsError.
+
+    path         the configuration file; None for all defaults
+    directory    keeps everything, sockets included, below one directory instead of the system's places
+    environment  NODE_NAME, POD_UID
+    """
+    source = str(path) if path else "configuration"
+    try:
+        config = decode(Config, _read(path) if path else {}, "$")
+        return _settings(config, directory, environment, source)
+    except ConfigError as error:
+        where = error.path.removeprefix("$").lstrip(".")
+        raise SettingsError(
+            f"{source}: {where}: {error.reason}" if where else f"{source}: {error.reason}"
+        ) from None
+
+
+def _read(path: Path) -> Any:
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError("$", f"cannot be read: {reason}") from None
+    try:
+        documents = list(yaml.load_all(text, Loader=_UniqueKeys))
+    except yaml.YAMLError as error:
+        raise ConfigError("$", f"not valid YAML: {' '.join(str(error).split())}") from None
+    if len(documents) > 1:
+        raise ConfigError("$", f"one YAML document is expected, found {len(documents)}")
+    return documents[0] if documents and documents[0] is not None else {}
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML without the silent rule that the last of two equal keys wins."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {shown(key)} is not a string: quote it", node.start_mark
+                )
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {shown(key)} stands twice", node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+def _settings(
+    config: Config, directory: Path | None, environment: Mapping[str, str], source: str
+) -> Settings:
+    node = _node(config, environment)
+    kubelet_root = directory / "kubelet" if directory else _absolute(config.kubelet_root, "kubeletRoot")
+    state = _absolute(config.state, "state") if config.state else kubelet_root / STATE_DIRECTORY
+    if directory:
+        state = directory / "state"
+    return Settings(
+        node=node,
+        instance=environment.get("POD_UID") or None,
+        host_root=_absolute(config.host_root, "hostRoot"),
+        kubelet_root=kubelet_root,
+        state=state,
+        cdi=directory / "cdi" if directory else _absolute(config.cdi, "cdi"),
+        claims=_standalone(config.standalone, "claims", directory or state),
+        slices=_standalone(config.standalone, "slices", directory or state),
+        drivers=_drivers(config),
+        options=config.backends,
+        rescan_seconds=config.rescan_seconds,
+        log=config.log,
+        source=source,
+    )
+
+
+def _node(config: Config, environment: Mapping[str, str]) -> str:
+    for path, value in (("node", config.node), ("NODE_NAME", environment.get("NODE_NAME", ""))):
+        if value:
+            return _checked(path, value)
+    return _checked("host name", socket.gethostname().lower())
+
+
+def _checked(path: str, node: str) -> str:
+    try:
+        return check_subdomain(node, "node name")
+    except ValueError as error:
+        raise ConfigError(path, str(error)) from None
+
+
+def _absolute(value: str, path: str) -> Path:
+    if not value.startswith("/") or "\0" in value or ".." in value.split("/"):
+        raise ConfigError(path, f"an absolute path without '..' is expected, found {shown(value)}")
+    return Path(value)
+
+
+def _standalone(standalone: Standalone, name: str, base: Path) -> Path:
+    value = getattr(standalone, name)
+    return _absolute(value, f"standalone.{name}") if value else base / name
+
+
+def _drivers(config: Config) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    seen: dict[str, str] = {}
+    for n, driver in enumerate(config.drivers):
+        path = f"drivers[{n}]"
+        try:
+            check_driver(driver.name)
+        except ValueError as error:
+            raise ConfigError(f"{path}.name", str(error)) from None
+        if driver.name in {other.name for other in config.drivers[:n]}:
+            raise ConfigError(f"{path}.name", f"{shown(driver.name)} stands twice")
+        for backend in driver.backends:
+            if backend in seen:
+                raise ConfigError(f"{path}.backends", f"{shown(backend)} already serves {seen[backend]}")
+            seen[backend] = driver.name
+    for backend in config.backends:
+        if backend not in seen:
+            raise ConfigError(f"backends.{backend}", f"no driver uses it; used are {', '.join(sorted(seen))}")
+    return tuple((driver.name, driver.backends) for driver in config.drivers)

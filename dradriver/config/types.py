@@ -1,0 +1,51 @@
+"""The configuration file as types. docs/configuration.md describes every field."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from dradriver.backend import Strict
+
+Seconds = Annotated[int, msgspec.Meta(ge=1, le=86400)]
+
+
+class DriverConfig(Strict, frozen=True, kw_only=True):
+    """One DRA driver name, and the backends that serve under it."""
+
+    name: str
+    backends: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+
+
+class Standalone(Strict, frozen=True, kw_only=True):
+    """Working without a cluster: claims are read from files, slices are kept as files."""
+
+    claims: str = ""
+    slices: str = ""
+
+
+class Log(Strict, frozen=True, kw_only=True):
+    """What is logged, and how."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+
+
+DEFAULT_DRIVERS = (
+    DriverConfig(name="cpu.dradriver.io", backends=("cpu",)),
+    DriverConfig(name="memory.dradriver.io", backends=("memory",)),
+)
+
+
+class Config(Strict, frozen=True, kw_only=True):
+    """The configuration file."""
+
+    node: str = ""
+    host_root: str = "/"
+    kubelet_root: str = "/var/lib/kubelet"
+    state: str = ""
+    cdi: str = "/var/run/cdi"
+    drivers: Annotated[tuple[DriverConfig, ...], msgspec.Meta(min_length=1)] = DEFAULT_DRIVERS
+    backends: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    standalone: Standalone = Standalone()
+    rescan_seconds: Seconds = 30
+    log: Log = Log()

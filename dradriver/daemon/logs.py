@@ -1,0 +1,36 @@
+"""Logging of the daemon: one line an event, as text or JSON, on standard error."""
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+from dradriver.config import Log
+
+
+class _Text(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
+        self.converter = time.gmtime
+
+
+class _JSON(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{record.msecs:03.0f}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
+
+
+def set_up(config: Log) -> None:
+    """Log to standard error as configured."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JSON() if config.format == "json" else _Text())
+    logging.basicConfig(level=config.level.upper(), handlers=[handler], force=True)

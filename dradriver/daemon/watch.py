@@ -1,0 +1,47 @@
+"""Keeping a pool's inventory fresh: probed at the start, at events of its hardware, and at a fixed period."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from dradriver.engine import Pool
+
+log = logging.getLogger(__name__)
+
+SETTLE_SECONDS = 0.1
+"""Events come in bursts; one probe answers those of this time."""
+
+
+class PoolWatch:
+    """The two loops of one pool."""
+
+    def __init__(self, pool: Pool, period: float, changed: Callable[[Pool], None]) -> None:
+        """`period` is in seconds; `changed` is called after a probe that found something new."""
+        self._pool = pool
+        self._period = period
+        self._changed = changed
+        self._due = threading.Event()
+        self.probed = threading.Event()
+
+    def events(self, stop: threading.Event) -> None:
+        """Run the backend's own event source."""
+        self._pool.backend.watch(stop, self.request)
+
+    def request(self, why: str) -> None:
+        """Ask for a probe soon."""
+        log.debug("pool %s is probed: %s", self._pool.name, why)
+        self._due.set()
+
+    def probes(self, stop: threading.Event) -> None:
+        """Probe now, then whenever it is due."""
+        while not stop.is_set():
+            if self._pool.refresh():
+                self._changed(self._pool)
+            self.probed.set()
+            if self._due.wait(self._period):
+                stop.wait(SETTLE_SECONDS)
+                self._due.clear()
+
+    def wake(self) -> None:
+        """Let `probes` look at its `stop`."""
+        self._due.set()

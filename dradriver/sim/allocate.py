@@ -1,0 +1,139 @@
+"""Allocating a claim by device name, as a stand-in for the scheduler. Pure.
+
+Facts: k8s.io/api/resource/v1 `DeviceRequestAllocationResult`; of a shared device each allocation has a share id and
+consumes amounts that its request policy allows, rounded up to the next one.
+"""
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dradriver.model import Quantity, json_quantity, shown
+from dradriver.model.names import short_name
+
+MADE = "dradriver.io/allocated-by-name"
+"""Annotation of claims that were made here, so that they can be cleaned up again."""
+
+
+class AllocationError(Exception):
+    """The wish cannot be met from the slices at hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A device by name, and how much of its capacities."""
+
+    device: str
+    amounts: Mapping[str, Quantity] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> "Wish":
+        """Return the wish behind `NAME[:capacity=amount[,capacity=amount...]]`. Raises AllocationError."""
+        device, colon, rest = text.partition(":")
+        amounts = {}
+        for part in rest.split(",") if colon else []:
+            name, equals, amount = part.partition("=")
+            try:
+                if not name or not equals:
+                    raise ValueError("capacity=amount is expected")
+                amounts[name] = Quantity.parse(amount)
+            except ValueError as error:
+                raise AllocationError(f"{shown(text)}: {error}") from None
+        return cls(device, amounts)
+
+
+def allocate(
+    name: str,
+    namespace: str,
+    wishes: Sequence[Wish],
+    specs: Iterable[Mapping[str, Any]],
+    parameters: Sequence[tuple[str, Mapping[str, Any]]] = (),
+) -> dict[str, Any]:
+    """Return a ResourceClaim with a UID of its own, allocated to these devices.
+
+    specs        ResourceSlice specs to find the devices in
+    parameters   opaque configuration for all requests, as (driver, object)
+
+    Raises AllocationError for a device that is not in the slices or has not that capacity.
+    """
+    found = [(spec, device) for spec in specs for device in spec.get("devices", ())]
+    requests, results = [], []
+    for number, wish in enumerate(wishes):
+        request = f"device-{number}"
+        spec, device = _named(wish.device, found)
+        shared = bool(device.get("allowMultipleAllocations"))
+        result = {
+            "request": request,
+            "driver": spec["driver"],
+            "pool": spec["pool"]["name"],
+            "device": wish.device,
+        }
+        consumed = _consumed(wish, spec["driver"], device)
+        if shared:
+            result |= {"shareID": str(uuid.uuid4()), "consumedCapacity": consumed}
+        elif wish.amounts:
+            raise AllocationError(f"device {wish.device} is given whole: it takes no amounts")
+        results.append(result)
+        exactly = {"deviceClassName": spec["driver"], "allocationMode": "ExactCount", "count": 1}
+        requests.append({"name": request, "exactly": exactly})
+    config = [
+        {"source": "FromClaim", "requests": [], "opaque": {"driver": driver, "parameters": dict(fields)}}
+        for driver, fields in parameters
+    ]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "uid": str(uuid.uuid4()),
+            "annotations": {MADE: "true"},
+        },
+        "spec": {"devices": {"requests": requests}},
+        "status": {"allocation": {"devices": {"results": results, "config": config}}},
+    }
+
+
+def _named(
+    name: str, found: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    matching = [(spec, device) for spec, device in found if device["name"] == name]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        drivers = ", ".join(spec["driver"] for spec, _ in matching)
+        raise AllocationError(f"device {shown(name)} is published by several drivers: {drivers}")
+    names = sorted(device["name"] for _, device in found)
+    known = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+    raise AllocationError(f"device {shown(name)} is not published; published are {known or 'none'}")
+
+
+def _consumed(wish: Wish, driver: str, device: Mapping[str, Any]) -> dict[str, str]:
+    capacities = {short_name(key, driver): value for key, value in device.get("capacity", {}).items()}
+    for name in wish.amounts:
+        if short_name(name, driver) not in capacities:
+            allowed = ", ".join(sorted(capacities)) or "none"
+            raise AllocationError(f"device {wish.device} has no capacity {shown(name)}; it has {allowed}")
+    asked = {short_name(name, driver): amount for name, amount in wish.amounts.items()}
+    return {name: str(_amount(asked.get(name), capacity)) for name, capacity in capacities.items()}
+
+
+def _amount(asked: Quantity | None, capacity: Mapping[str, Any]) -> Quantity:
+    policy = capacity.get("requestPolicy") or {}
+    if asked is None:
+        return json_quantity(policy.get("default", capacity["value"]))
+    if policy.get("validValues"):
+        values = [json_quantity(value) for value in policy["validValues"]]
+        return next((value for value in values if value >= asked), asked)
+    valid = policy.get("validRange")
+    if not valid:
+        return asked
+    least = json_quantity(valid["min"])
+    if asked <= least:
+        return least
+    if "step" not in valid:
+        return asked
+    step = json_quantity(valid["step"])
+    steps = -(-(asked - least).nano // step.nano)
+    return least + step * steps

@@ -1,0 +1,137 @@
+"""The configuration file: what is right, and the one line that says what is wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dradriver.config import Settings, SettingsError, load, load_backends
+
+
+def settings(tmp_path: Path, text: str, **environment: str) -> Settings:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    return load(file, None, {"NODE_NAME": "node-a", **environment})
+
+
+def refusal(tmp_path: Path, text: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load_backends(settings(tmp_path, text))
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(f"{tmp_path}/config.yaml: ")
+    return message.removeprefix(f"{tmp_path}/config.yaml: ")
+
+
+def test_without_a_file_everything_has_its_place() -> None:
+    found = load(None, None, {"NODE_NAME": "node-a", "POD_UID": "1234"})
+    assert (found.node, found.instance) == ("node-a", "1234")
+    assert found.state == Path("/var/lib/kubelet/plugins/dradriver.io")
+    assert found.journal == found.state / "journal.db"
+    assert found.claims == found.state / "claims"
+    assert found.drivers == (("cpu.dradriver.io", ("cpu",)), ("memory.dradriver.io", ("memory",)))
+
+
+def test_a_directory_keeps_everything_below_itself(tmp_path: Path) -> None:
+    found = load(None, tmp_path, {})
+    for path in (found.kubelet_root, found.state, found.cdi, found.claims, found.slices):
+        assert path.is_relative_to(tmp_path)
+    assert found.host_root == Path("/")
+
+
+def test_the_file_wins_over_the_environment(tmp_path: Path) -> None:
+    assert settings(tmp_path, "node: node-b").node == "node-b"
+    assert settings(tmp_path, "").node == "node-a"
+
+
+def test_the_full_example_of_the_documentation_loads(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/configuration.md").read_text()
+    example = page.split("```yaml\n")[1].split("```")[0]
+    found = settings(tmp_path, example)
+    assert found.node == "worker-1"
+    assert [backend.kind for _, backend in load_backends(found)] == ["cpu", "memory"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("nodee: a", "nodee: unknown field 'nodee'; allowed are "),
+        ("log: {level: loud}", "log.level: 'loud' is not one of debug, info, warning, error"),
+        ("log: {levle: info}", "log.levle: unknown field 'levle'; allowed are format, level"),
+        ("rescanSeconds: 0", "rescanSeconds: "),
+        ("rescanSeconds: soon", "rescanSeconds: Expected `int`, got `str`, found 'soon'"),
+        ("rescanSeconds: true", "rescanSeconds: "),
+        ("node: Node_A", "node: node name 'Node_A' is not a DNS subdomain"),
+        ("node: " + "a" * 300, "node: node name 'aaaa"),
+        ("kubeletRoot: relative", "kubeletRoot: an absolute path without '..' is expected, found 'relative'"),
+        ("cdi: /a/../b", "cdi: an absolute path without '..' is expected"),
+        ('state: "/a\\0b"', "state: an absolute path"),
+        ("standalone: {claims: x}", "standalone.claims: an absolute path"),
+        ("drivers: []", "drivers: "),
+        ("drivers: [{name: cpu.dradriver.io}]", "drivers[0]: Object missing required field `backends`"),
+        ("drivers: [{name: CPU, backends: [cpu]}]", "drivers[0].name: driver name 'CPU'"),
+        ("drivers: [{name: a-claim-b.io, backends: [cpu]}]", "drivers[0].name: "),
+        ("drivers: [{name: a.io, backends: []}]", "drivers[0].backends: "),
+        (
+            "drivers: [{name: a.io, backends: [cpu]}, {name: b.io, backends: [cpu]}]",
+            "drivers[1].backends: 'cpu' already serves a.io",
+        ),
+        (
+            "drivers: [{name: a.io, backends: [cpu]}, {name: a.io, backends: [memory]}]",
+            "drivers[1].name: 'a.io' stands twice",
+        ),
+        (
+            "drivers: [{name: a.io, backends: [tpu]}]",
+            "drivers: backend 'tpu' is not installed; installed are cpu, ",
+        ),
+        ("backends: {gpu: {}}", "backends.gpu: no driver uses it; used are cpu, memory"),
+        (
+            "backends: {cpu: {reservd: '0'}}",
+            "backends.cpu.reservd: unknown field 'reservd'; allowed are reserved",
+        ),
+        ("backends: {cpu: {reserved: 0}}", "backends.cpu.reserved: Expected `str`, got `int`"),
+        ("backends: {cpu: {reserved: x}}", "backends.cpu"),
+        ("backends: {memory: {reserved: {'0': lots}}}", "backends.memory"),
+        ("node: a\nnode: b", "not valid YAML: "),
+        ("1: a", "not valid YAML: "),
+        ("a: [", "not valid YAML: "),
+        ("- a", "Expected `object`, got `array`"),
+        ("--- {}\n--- {}", "one YAML document is expected, found 2"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, text: str, expected: str) -> None:
+    assert refusal(tmp_path, text).startswith(expected)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"absent\.yaml: cannot be read: No such file"):
+        load(tmp_path / "absent.yaml", None, {})
+    with pytest.raises(SettingsError, match="cannot be read: Is a directory"):
+        load(tmp_path, None, {})
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SettingsError, match="binary: cannot be read: not UTF-8 text"):
+        load(tmp_path / "binary", None, {})
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=12), inner, max_size=3),
+    max_leaves=8,
+)
+fields = st.sampled_from(
+    ["node", "drivers", "backends", "standalone", "log", "state", "cdi", "rescanSeconds"]
+)
+
+
+@given(st.dictionaries(fields, json_values, max_size=3))
+def test_no_configuration_ends_in_anything_but_a_clear_error(
+    tmp_path_factory: pytest.TempPathFactory, config: dict[str, object]
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "random.yaml"
+    file.write_text(json.dumps(config))
+    try:
+        load_backends(load(file, None, {"NODE_NAME": "node-a"}))
+    except SettingsError as error:
+        assert str(error).startswith(str(file))  # noqa: PT017 - both outcomes are right
