@@ -8,18 +8,22 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from dradriver.model.quantity import Quantity
+from dradriver.model.text import plain
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimRef:
-    """A ResourceClaim by identity. The UID is the identity; the names are for people and the API."""
+    """A ResourceClaim by identity. The UID is the identity; the names are for people and the API.
+
+    As text it is one line of bounded length, whatever the names are.
+    """
 
     uid: str
     namespace: str
     name: str
 
     def __str__(self) -> str:
-        return f"{self.namespace}/{self.name} ({self.uid})"
+        return f"{plain(self.namespace)}/{plain(self.name)} ({plain(self.uid)})"
 
 
 @dataclass(frozen=True, slots=True)

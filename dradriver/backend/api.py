@@ -1,0 +1,151 @@
+"""The API that a device kind implements: one `Backend` class, found by the entry point group `dradriver.backends`.
+
+A backend reads its hardware (`probe`), says what it offers (`devices`), and decides what an allocation means
+(`plan`). None of the three changes anything: what must be changed is returned as steps, and the engine runs,
+journals, reverts and recovers them. See docs/backends.md for a worked example.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+from dradriver.backend.config import ClaimConfig, NoOptions, Strict
+from dradriver.backend.steps import Step
+from dradriver.host import Host
+from dradriver.model import Allocated, AttributeValue, ClaimRef, Device, Peer, PoolContent
+from dradriver_cdi import ContainerEdits
+
+I = TypeVar("I")  # noqa: E741 - the inventory type of a backend
+O = TypeVar("O", bound=Strict)  # noqa: E741 - the options type of a backend
+C = TypeVar("C", bound=ClaimConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """One allocated device of a claim, as its backend sees it.
+
+    index     its number among the driver's results of the claim; its CDI device is `<claim uid>-<index>`
+    device    the device as it is published now
+    configs   the claim's configuration for it by type, already layered: defaults < class < claim
+    """
+
+    index: int
+    allocated: Allocated
+    device: Device
+    configs: Mapping[type[ClaimConfig], ClaimConfig] = field(default_factory=dict)
+
+    def config(self, kind: type[C]) -> C:
+        """Return the configuration of that type; the type's defaults where the claim has none."""
+        found = self.configs.get(kind)
+        return found if isinstance(found, kind) else kind()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one claim asks of one backend: its devices in the order of the allocation."""
+
+    claim: ClaimRef
+    devices: tuple[Requested, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDevice:
+    """What the container gets for one allocated device.
+
+    edits       written to the claim's CDI spec
+    metadata    attributes for the workload, beyond those published
+    """
+
+    allocated: Allocated
+    edits: ContainerEdits
+    metadata: Mapping[str, AttributeValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a request comes to.
+
+    devices   one for each requested device, in the request's order
+    steps     executed in order, reverted in reverse
+    holds     names of exclusive things below the published devices (a CPU, an address) that the claim holds from
+              now until Unprepare; `held` shows them to later plans
+    """
+
+    devices: tuple[PlannedDevice, ...]
+    steps: tuple[Step[Any], ...] = ()
+    holds: frozenset[str] = frozenset()
+
+
+class Backend(ABC, Generic[I, O]):
+    """One kind of hardware on this host: `Backend[its inventory, its options]`.
+
+    kind           short lower-case name: the last part of the pool's name and the key in the configuration
+    options_type   what stands below `backends.<kind>` in the configuration
+    config_types   the opaque claim configuration that its devices understand
+    step_types     every step class that its plans may hold, so that the journal can be read back
+    """
+
+    kind: ClassVar[str]
+    options_type: ClassVar[type[Strict]] = NoOptions
+    config_types: ClassVar[tuple[type[ClaimConfig], ...]] = ()
+    step_types: ClassVar[tuple[type[Step[Any]], ...]] = ()
+
+    def __init__(self, host: Host, options: O) -> None:
+        """Keep the host and the decoded options; touch no hardware yet."""
+        self.host = host
+        self.options = options
+
+    @abstractmethod
+    def probe(self) -> I:
+        """Read the hardware. No hardware is an empty inventory, not an error; an odd device degrades alone.
+
+        Raises UnavailableError while the hardware cannot be read at all; the last inventory then stays.
+        """
+
+    @abstractmethod
+    def devices(self, inventory: I) -> PoolContent:
+        """Return what is offered of that inventory. Pure."""
+
+    @abstractmethod
+    def plan(
+        self, request: Request, inventory: I, held: Mapping[str, ClaimRef], peers: tuple[Peer, ...]
+    ) -> Plan:
+        """Decide how to honour a request. Pure, and fast: it runs inside the ledger's transaction.
+
+        held    what other claims' plans of this backend hold -> who
+        peers   the claim's other devices, of this and other drivers
+
+        Raises PlanError where the request cannot be honoured. A device with admin access must hold nothing.
+        """
+
+    def render(
+        self,
+        request: Request,
+        plan: Plan,
+        facts: tuple[Mapping[str, Any], ...],
+        inventory: I,
+    ) -> tuple[PlannedDevice, ...]:
+        """Return the container's side once the steps of phase prepare are done, and at each repeat. Pure.
+
+        facts   what each step of the plan recorded, in the plan's order
+
+        Override it where edits need what only the steps or a later inventory know.
+        """
+        return plan.devices
+
+    def base_edits(self, inventory: I) -> ContainerEdits:
+        """Return what every container with any device of this backend needs, once for all. Pure."""
+        return ContainerEdits()
+
+    def watch(self, stop: threading.Event, changed: Callable[[str], None]) -> None:
+        """Run until `stop`; call `changed(why)` when the hardware should be probed again.
+
+        A failure ends it with an exception; it is then started again with back-off. The daemon also probes
+        at a fixed period, so a backend without events leaves this as it is.
+        """
+        stop.wait()
+
+    def close(self) -> None:
+        """Let go of vendor libraries and sockets, at the end of the daemon."""

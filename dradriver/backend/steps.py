@@ -1,0 +1,115 @@
+"""Steps: the changes that a plan asks for, as data.
+
+A step is a frozen dataclass of plain JSON types (str, int, bool, tuples of them): the journal keeps it as JSON
+before anything is done, so that it can be undone by another process after a crash. Its class is found again by
+name, so a released step class keeps its name and fields; new fields need defaults.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar, Generic, TypeVar
+
+B = TypeVar("B")
+
+
+class Phase(Enum):
+    """When a step is executed: at Prepare, when the pod's sandbox exists, or as a container is created."""
+
+    PREPARE = "prepare"
+    SANDBOX = "sandbox"
+    CONTAINER = "container"
+
+
+class Observed(Enum):
+    """What reality shows of a step."""
+
+    DONE = "done"
+    UNDONE = "undone"
+    PARTIAL = "partial"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the engine lends to a step while it runs.
+
+    facts     what the step recorded so far, also in an earlier process: ids that only the hardware knows
+    record    adds facts and journals them before it returns; call it as soon as an id is known
+    stop      set when the call's time is over or the daemon stops: long waits must look at it
+    """
+
+    facts: Mapping[str, Any]
+    record: Callable[[Mapping[str, Any]], None]
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+class Step(ABC, Generic[B]):
+    """One change, executed in `phase`. `B` is the backend that it belongs to."""
+
+    phase: ClassVar[Phase]
+
+    def describe(self) -> str:
+        """Return one line for people: what is done to what."""
+        return repr(self)
+
+
+class HostStep(Step[B]):
+    """A change of the host, in phase `prepare` or `sandbox`.
+
+    All three methods may be called again after a crash at any point of an earlier call, so each must be
+    idempotent: applying what is done and reverting what is undone are successes. A claim that was cut off before it
+    was wholly prepared is always reverted; after a reboot every claim is.
+
+    The fields and facts come back from a file. Let them name things (a disk and a directory on it), not paths or
+    commands, so that nothing that stands there can reach further than the backend's own hardware.
+    """
+
+    phase: ClassVar[Phase] = Phase.PREPARE
+
+    @abstractmethod
+    def apply(self, backend: B, work: Work) -> None:
+        """Make the change. Raises TransientError to be called again, any other error to be rolled back."""
+
+    @abstractmethod
+    def revert(self, backend: B, work: Work) -> None:
+        """Undo the change, as far as it was made. Hardware that is gone needs no undoing.
+
+        Raises TransientError to be called again, any other error to be called again much later; the claim keeps what
+        it holds until then.
+        """
+
+    @abstractmethod
+    def observe(self, backend: B, work: Work) -> Observed:
+        """Look whether the change is there. Raises UnavailableError while that cannot be said."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerAdjustment:
+    """What a container gets when it is created (NRI `LinuxResources`, OCI `linux.resources`).
+
+    cpus, mems        kernel lists for cpuset.cpus and cpuset.mems; empty leaves the runtime's choice
+    hugepage_limits   page size as the hugetlb cgroup writes it (`2MB`) -> bytes
+    """
+
+    cpus: str = ""
+    mems: str = ""
+    hugepage_limits: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ContainerStep(Step[B]):
+    """An adjustment of each container that uses device `index` of the claim, made by the container runtime.
+
+    It lives and dies with the container, so there is nothing to revert, and what must be held meanwhile
+    (CPUs) is held by the plan.
+    """
+
+    phase: ClassVar[Phase] = Phase.CONTAINER
+
+    index: int
+
+    @abstractmethod
+    def adjustment(self) -> ContainerAdjustment:
+        """Return what the container gets."""

@@ -1,0 +1,225 @@
+"""Reading a ResourceClaim: what was allocated, and the configuration that came with it. Pure.
+
+Facts: k8s.io/api/resource/v1 `ResourceClaim`, `AllocationResult`, `DeviceAllocationConfiguration`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from dradriver.backend import API_VERSION, ClaimConfig, ConfigError, decode
+from dradriver.model import Allocated, ClaimRef, Quantity, json_quantity, shown
+from dradriver.model.names import short_name
+
+API_GROUP = "resource.k8s.io"
+
+
+T = TypeVar("T")
+
+
+class ClaimError(Exception):
+    """The claim cannot be prepared as it stands; the message is for the pod's event."""
+
+
+class _Lenient(msgspec.Struct, frozen=True, rename="camel"):
+    """A part of an API object. Fields that newer servers add are passed over."""
+
+
+class _Opaque(_Lenient, frozen=True, rename="camel"):
+    driver: str
+    parameters: Any = None
+
+
+class _Config(_Lenient, frozen=True, rename="camel"):
+    source: str = ""
+    requests: tuple[str, ...] | None = None
+    opaque: _Opaque | None = None
+
+
+class _Result(_Lenient, frozen=True, rename="camel"):
+    request: str
+    driver: str
+    pool: str
+    device: str
+    share_id: str | None = msgspec.field(default=None, name="shareID")
+    admin_access: bool | None = None
+    consumed_capacity: dict[str, Any] | None = None
+
+
+class _Devices(_Lenient, frozen=True, rename="camel"):
+    results: tuple[_Result, ...] | None = None
+    config: tuple[_Config, ...] | None = None
+
+
+class _Allocation(_Lenient, frozen=True, rename="camel"):
+    devices: _Devices = _Devices()
+
+
+class _Status(_Lenient, frozen=True, rename="camel"):
+    allocation: _Allocation | None = None
+
+
+class _Metadata(_Lenient, frozen=True, rename="camel"):
+    name: str
+    namespace: str = "default"
+    uid: str = ""
+
+
+class _Named(_Lenient, frozen=True, rename="camel"):
+    metadata: _Metadata
+
+
+class _Claim(_Lenient, frozen=True, rename="camel"):
+    metadata: _Metadata
+    status: _Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueConfig:
+    """One opaque configuration entry of an allocation.
+
+    requests   the requests that it is for, all where empty
+    path       where it stands in the claim, for messages
+    """
+
+    driver: str
+    requests: tuple[str, ...]
+    parameters: Any
+    path: str
+
+    def names(self, allocated: Allocated) -> bool:
+        """Whether the entry names the request of that result, in full or by its base."""
+        return allocated.request in self.requests or allocated.base_request in self.requests
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """An allocated claim: the results of all drivers, and the configuration, class before claim."""
+
+    ref: ClaimRef
+    results: tuple[Allocated, ...]
+    configs: tuple[OpaqueConfig, ...]
+
+
+def claim_ref(obj: object) -> ClaimRef:
+    """Return the identity of a ResourceClaim object."""
+    metadata = _parse(obj, _Named).metadata
+    return ClaimRef(metadata.uid, metadata.namespace, metadata.name)
+
+
+def read_claim(obj: object, ref: ClaimRef) -> Claim:
+    """Return what was allocated to the claim `ref`, or raise ClaimError where `obj` is not it or says nothing."""
+    claim = _parse(obj, _Claim)
+    if claim.metadata.uid != ref.uid:
+        raise ClaimError(f"claim was replaced: its uid is now {shown(claim.metadata.uid)}")
+    allocation = claim.status.allocation if claim.status else None
+    if allocation is None:
+        raise ClaimError("claim is not allocated")
+    devices = allocation.devices
+    path = "status.allocation.devices"
+    results = tuple(
+        _allocated(result, f"{path}.results[{n}]") for n, result in enumerate(devices.results or ())
+    )
+    entries = [(entry, f"{path}.config[{n}]") for n, entry in enumerate(devices.config or ())]
+    entries.sort(key=lambda entry: entry[0].source != "FromClass")
+    configs = tuple(
+        OpaqueConfig(entry.opaque.driver, entry.requests or (), entry.opaque.parameters, where)
+        for entry, where in entries
+        if entry.opaque
+    )
+    return Claim(ref, results, configs)
+
+
+def _parse(obj: object, kind: type[T]) -> T:
+    if not isinstance(obj, Mapping) or obj.get("kind") != "ResourceClaim":
+        raise ClaimError("not a ResourceClaim object")
+    version = obj.get("apiVersion")
+    if not isinstance(version, str) or not version.startswith(f"{API_GROUP}/"):
+        raise ClaimError(f"claim.apiVersion: {API_GROUP}/v1 is expected, found {shown(version)}")
+    try:
+        return decode(kind, obj, "claim")
+    except ConfigError as error:
+        raise ClaimError(str(error)) from None
+
+
+def _allocated(result: _Result, path: str) -> Allocated:
+    consumed: dict[str, Quantity] = {}
+    for name, amount in (result.consumed_capacity or {}).items():
+        key = short_name(name, result.driver)
+        where = f"{path}.consumedCapacity[{shown(name)}]"
+        if key in consumed:
+            raise ClaimError(f"{where}: given twice, with and without the driver's domain")
+        try:
+            consumed[key] = json_quantity(amount)
+        except ValueError as error:
+            raise ClaimError(f"{where}: {error}") from None
+    return Allocated(
+        request=result.request,
+        driver=result.driver,
+        pool=result.pool,
+        device=result.device,
+        consumed=consumed,
+        share_id=result.share_id,
+        admin=bool(result.admin_access),
+    )
+
+
+def layered(
+    allocated: Allocated,
+    entries: Sequence[OpaqueConfig],
+    own: Sequence[type[ClaimConfig]],
+    known: Mapping[str, type[ClaimConfig]],
+) -> dict[str, dict[str, Any]]:
+    """Return the configuration for one result by kind: fields of later entries win over those of earlier ones.
+
+    own     the types that the result's backend understands
+    known   every type that any backend of this daemon understands, by kind
+
+    An entry of another backend's type is passed over where it names no request, and an error where it names this
+    one. Each entry is checked by itself, so that a wrong field is reported where it stands. Raises ClaimError.
+    """
+    kinds = {kind.__name__: kind for kind in own}
+    merged: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        if entry.driver != allocated.driver or (entry.requests and not entry.names(allocated)):
+            continue
+        path = f"{entry.path}.opaque.parameters"
+        kind, fields = _fields(entry.parameters, path, known)
+        if kind not in kinds:
+            if entry.requests:
+                raise ClaimError(
+                    f"{path}.kind: {kind} does not fit request {shown(allocated.request)}, "
+                    f"whose device takes {_listed(kinds)}"
+                )
+            continue
+        typed(kinds[kind], fields, path)
+        merged[kind] = merged.get(kind, {}) | fields
+    for kind, fields in merged.items():
+        typed(kinds[kind], fields, f"{kind} (of class and claim together)")
+    return merged
+
+
+def typed(kind: type[ClaimConfig], fields: Mapping[str, Any], path: str) -> ClaimConfig:
+    """Return the fields as that type; raise ClaimError with the path of what is wrong."""
+    try:
+        return decode(kind, fields, path)
+    except ConfigError as error:
+        raise ClaimError(str(error)) from None
+
+
+def _fields(parameters: Any, path: str, known: Mapping[str, type[ClaimConfig]]) -> tuple[str, dict[str, Any]]:
+    if not isinstance(parameters, Mapping):
+        raise ClaimError(f"{path}: an object with apiVersion and kind is expected")
+    version = parameters.get("apiVersion")
+    if version != API_VERSION:
+        raise ClaimError(f"{path}.apiVersion: {API_VERSION} is expected, found {shown(version)}")
+    kind = parameters.get("kind")
+    if not isinstance(kind, str) or kind not in known:
+        raise ClaimError(f"{path}.kind: {shown(kind)} is unknown; known are {_listed(known)}")
+    return kind, {key: value for key, value in parameters.items() if key not in {"apiVersion", "kind"}}
+
+
+def _listed(kinds: Mapping[str, object]) -> str:
+    return ", ".join(sorted(kinds)) or "no configuration"

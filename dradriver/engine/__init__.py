@@ -1,0 +1,41 @@
+"""The engine room: pools, ledger, journal, and the work on claims."""
+
+from dradriver.engine.cdifiles import CDIFiles
+from dradriver.engine.dryrun import dry_run
+from dradriver.engine.engine import Engine
+from dradriver.engine.journal import Journal, JournalError, JournalView, open_journal, view_journal
+from dradriver.engine.lanes import HungError, Lane
+from dradriver.engine.ledger import HeldError
+from dradriver.engine.planning import Part, Planned, plan, requests
+from dradriver.engine.pools import Pool, Pools, Snapshot, refresh_all
+from dradriver.engine.records import DeviceRecord, Record, State, StepRecord, StepState
+from dradriver.engine.retry import delays, retried
+
+__all__ = [
+    "CDIFiles",
+    "DeviceRecord",
+    "Engine",
+    "HeldError",
+    "HungError",
+    "Journal",
+    "JournalError",
+    "JournalView",
+    "Lane",
+    "Part",
+    "Planned",
+    "Pool",
+    "Pools",
+    "Record",
+    "Snapshot",
+    "State",
+    "StepRecord",
+    "StepState",
+    "delays",
+    "dry_run",
+    "open_journal",
+    "plan",
+    "refresh_all",
+    "requests",
+    "retried",
+    "view_journal",
+]

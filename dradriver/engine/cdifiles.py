@@ -1,0 +1,188 @@
+"""The CDI files of this daemon: one for each prepared claim, and a base file for each driver that needs one.
+
+A claim's file also carries its journal record as an annotation, which the runtime ignores: a journal that was lost is
+rebuilt from the files.
+"""
+
+import json
+import logging
+import os
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+
+from dradriver.backend import UnavailableError
+from dradriver.engine.pools import Pool
+from dradriver.engine.records import Record, builtins, decode_record
+from dradriver.model import PreparedDevice
+from dradriver_cdi import (
+    CDIError,
+    ContainerEdits,
+    Device,
+    Spec,
+    Store,
+    claim_file_name,
+    claim_file_prefix,
+    qualified,
+)
+
+log = logging.getLogger(__name__)
+
+RECORD = "dradriver.io/record"
+
+
+class CDIFiles:
+    """The files of this daemon's drivers in one CDI directory."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def write_claim(self, record: Record) -> None:
+        """Write the claim's file. Raises CDIError or OSError, and then nothing of it is there."""
+        devices = tuple(
+            Device(
+                name=_device_name(record, index),
+                edits=_marker(record, index) + ContainerEdits.from_dict(device.edits),
+            )
+            for index, device in enumerate(record.devices)
+        )
+        # The edits stand in the file already.
+        bare = replace(record, devices=tuple(replace(device, edits={}) for device in record.devices))
+        spec = Spec(
+            kind=f"{record.driver}/claim",
+            devices=devices,
+            annotations={RECORD: json.dumps(builtins(bare), separators=(",", ":"))},
+        )
+        self._store.write(claim_file_name(record.driver, record.ref.uid), spec)
+
+    def remove_claim(self, driver: str, uid: str) -> None:
+        """Remove the claim's file if it is there. Raises OSError where it cannot be removed."""
+        name = claim_file_name(driver, uid)
+        try:
+            self._store.remove(name)
+        except OSError:
+            # A directory that cannot be written does not keep a claim from being undone that has no file there.
+            if os.path.lexists(self._store.directory / name):
+                raise
+
+    def write_base(self, driver: str, pools: Collection[Pool], wanted: Collection[str]) -> None:
+        """Bring the driver's base file to what its backends need now.
+
+        A backend that needs nothing now, or was not heard yet, keeps the device that it had: a running container is
+        started again by its name. Raises UnavailableError where one of the `wanted` backends has none.
+        """
+        now = _needed(pools)
+        devices = self._base(driver) | now if len(now) < len(pools) else now
+        for kind in wanted:
+            if kind not in devices:
+                raise UnavailableError(
+                    f"what containers with devices of backend {kind} need is not known yet"
+                )
+        self._write_base(driver, devices)
+
+    def trim_base(self, driver: str, pools: Collection[Pool], used: Collection[str]) -> None:
+        """Bring the base file to what is needed now, and drop what neither a backend nor a claim speaks for.
+
+        used   the backend kinds whose device the answer to a live claim named
+        """
+        silent = {pool.backend.kind for pool in pools if not pool.snapshot.probed}
+        old = {kind: edits for kind, edits in self._base(driver).items() if kind in silent or kind in used}
+        self._write_base(driver, old | _needed(pools))
+
+    def _write_base(self, driver: str, devices: Mapping[str, ContainerEdits]) -> None:
+        if devices:
+            named = tuple(Device(name=kind, edits=devices[kind]) for kind in sorted(devices))
+            self._store.write(_base_name(driver), Spec(kind=f"{driver}/base", devices=named))
+        else:
+            self._store.remove(_base_name(driver))
+
+    def _base(self, driver: str) -> dict[str, ContainerEdits]:
+        try:
+            return {device.name: device.edits for device in self._store.read(_base_name(driver)).devices}
+        except FileNotFoundError:
+            return {}
+        except CDIError as error:
+            log.error("CDI file %s is written anew: %s", _base_name(driver), error)
+            return {}
+
+    def reconcile(self, drivers: Collection[str], keep: Collection[Record]) -> None:
+        """Remove the files of claims that nobody keeps, and temporary files that a crash left."""
+        for driver in drivers:
+            names = {claim_file_name(driver, record.ref.uid) for record in keep if record.driver == driver}
+            for name in self._store.reconcile(claim_file_prefix(driver), names):
+                log.warning("stale CDI file %s is removed", name)
+
+    def records(self, drivers: Collection[str]) -> Iterator[Record]:
+        """Yield the records that the claim files of these drivers carry.
+
+        Their form is that of a record; whether they make sense is the caller's to find out.
+        """
+        for driver in drivers:
+            for name in self._store.names(claim_file_prefix(driver)):
+                try:
+                    record = self._record(name)
+                    if record.driver != driver or claim_file_name(driver, record.ref.uid) != name:
+                        raise ValueError("its record is that of another claim")
+                except (CDIError, OSError, ValueError, KeyError, RecursionError) as error:
+                    log.error("CDI file %s tells nothing of its claim: %s", name, error)
+                    continue
+                yield record
+
+    def _record(self, name: str) -> Record:
+        status = (self._store.directory / name).lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise ValueError("it is not a plain file that only this user may write")
+        spec = self._store.read(name)
+        record = decode_record(json.loads(spec.annotations[RECORD]))
+        if [device.name for device in spec.devices] != [
+            _device_name(record, index) for index in range(len(record.devices))
+        ]:
+            raise ValueError("its devices are not those of its record")
+        marked = zip(record.devices, spec.devices, strict=True)
+        return replace(
+            record,
+            devices=tuple(
+                replace(device, edits=replace(found.edits, env=found.edits.env[1:]).to_dict())
+                for device, found in marked
+            ),
+        )
+
+
+def answer(record: Record) -> tuple[PreparedDevice, ...]:
+    """Return what the kubelet is told of a prepared claim: the same whenever it asks."""
+    return tuple(
+        PreparedDevice(
+            requests=(device.allocated.base_request,),
+            pool=device.allocated.pool,
+            device=device.allocated.device,
+            cdi_ids=(
+                qualified(f"{record.driver}/claim", _device_name(record, index)),
+                *([qualified(f"{record.driver}/base", device.backend)] if device.base else ()),
+            ),
+            share_id=device.allocated.share_id,
+        )
+        for index, device in enumerate(record.devices)
+    )
+
+
+def _needed(pools: Collection[Pool]) -> dict[str, ContainerEdits]:
+    return {pool.backend.kind: pool.snapshot.base for pool in pools if pool.snapshot.base}
+
+
+def _device_name(record: Record, index: int) -> str:
+    return f"{record.ref.uid}-{index}"
+
+
+def _marker(record: Record, index: int) -> ContainerEdits:
+    """Return the variable by which a container is known to use the claim, where the runtime does not say.
+
+    Runtimes tell NRI plugins the CDI devices of a container from NRI 0.10 on only. It also keeps a device that needs no
+    other edit valid: CDI wants at least one.
+    """
+    name = f"DRADRIVER_{record.driver}_{record.ref.uid}_{index}".upper()
+    key = "".join(char if char.isalnum() else "_" for char in name)
+    return ContainerEdits(env=(f"{key}={record.devices[index].allocated.device}",))
+
+
+def _base_name(driver: str) -> str:
+    return f"{driver}-base.json"

@@ -1,0 +1,82 @@
+"""Whether a record that was read back from a CDI file can be believed.
+
+The files are root's own, yet others write into their directory, and what a record says is later reverted: a step or a
+hold that this daemon could not have written must not become work.
+"""
+
+from dradriver.backend import BackendError
+from dradriver.claims import ClaimError
+from dradriver.engine.journal import Journal
+from dradriver.engine.ledger import ONE, ZERO, capacity_prefix, counter_prefix, device_unit
+from dradriver.engine.pools import Pool, Pools
+from dradriver.engine.records import (
+    DeviceRecord,
+    Hold,
+    Record,
+    State,
+    StepState,
+    plan_prefix,
+    restore_configs,
+    restore_step,
+)
+from dradriver.model import shown
+from dradriver.model.names import check_label, check_subdomain, check_uid
+
+
+def check_record(record: Record, pools: Pools, journal: Journal) -> None:
+    """Raise ValueError unless the record is one that this configuration's engine could have written."""
+    check_uid(record.ref.uid)
+    check_label(record.ref.namespace, "namespace")
+    check_subdomain(record.ref.name, "claim name")
+    if record.state is not State.PREPARED or not record.devices:
+        raise ValueError("it is not that of a prepared claim")
+    if not 0 <= record.created < 1e12:
+        raise ValueError(f"created: {shown(record.created)} is no time")
+    for device in record.devices:
+        _check_device(record, device, pools)
+    for step in record.steps:
+        pool = _pool(record, step.backend, pools)
+        try:
+            restored = restore_step(pool.backend, step)
+        except BackendError as error:
+            raise ValueError(str(error)) from None
+        if restored.phase is not step.phase or step.state not in {StepState.PLANNED, StepState.APPLIED}:
+            raise ValueError(f"step {step.type}: phase {step.phase.value}, state {step.state.value}")
+    for hold in record.holds:
+        _check_hold(record, hold, journal)
+
+
+def _pool(record: Record, kind: str, pools: Pools) -> Pool:
+    pool = pools.of_kind(kind)
+    if pool is None or pool.driver != record.driver:
+        raise ValueError(f"backend {shown(kind)} is not one of {record.driver}")
+    return pool
+
+
+def _check_device(record: Record, device: DeviceRecord, pools: Pools) -> None:
+    pool = _pool(record, device.backend, pools)
+    if (device.allocated.driver, device.allocated.pool) != (record.driver, pool.name):
+        raise ValueError(f"pool {shown(device.allocated.pool)} is not {pool.name}")
+    check_label(device.allocated.device, "device")
+    for part in device.allocated.request.split("/", 1):
+        check_label(part, "request name")
+    if device.allocated.share_id is not None:
+        check_uid(device.allocated.share_id)
+    try:
+        restore_configs(pool.backend, device.configs)
+    except ClaimError as error:
+        raise ValueError(str(error)) from None
+
+
+def _check_hold(record: Record, hold: Hold, journal: Journal) -> None:
+    own = [device.allocated for device in record.devices]
+    exclusive = hold.unit in {device_unit(allocated) for allocated in own} or hold.unit.startswith(
+        tuple(plan_prefix(device.backend) for device in record.devices)
+    )
+    shared = tuple(prefix(allocated) for allocated in own for prefix in (capacity_prefix, counter_prefix))
+    if not exclusive and not hold.unit.startswith(shared):
+        raise ValueError(f"hold {shown(hold.unit)} is of no device of it")
+    if not -1 <= hold.index < len(own) or hold.amount < ZERO:
+        raise ValueError(f"hold {shown(hold.unit)}: {hold.amount} for device {hold.index}")
+    if exclusive and (hold.amount != ONE or journal.taken(hold.unit) != ZERO):
+        raise ValueError(f"hold {shown(hold.unit)}: it is given out once, and another claim has it")

@@ -1,0 +1,164 @@
+"""The life of one claim: executed, repeated, settled after a cut, undone. The caller holds the claim's lock.
+
+The order of writes makes every cut recoverable: the journal knows of a step before it is applied, a CDI file exists
+only while every step is applied, the journal calls a claim prepared after that, and the claim leaves the journal last.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Any
+
+from dradriver.backend import BackendError, Observed
+from dradriver.claims import ClaimError
+from dradriver.engine.cdifiles import CDIFiles
+from dradriver.engine.journal import Journal, JournalError
+from dradriver.engine.locks import Key
+from dradriver.engine.planning import Planned, rendered, rendered_anew
+from dradriver.engine.pools import Pools
+from dradriver.engine.progress import Progress, StepRunner
+from dradriver.engine.records import Record, State, StepState
+from dradriver.engine.retry import retried
+from dradriver.model import shown
+
+log = logging.getLogger(__name__)
+
+MESSAGE_CHARACTERS = 1000
+
+
+class Lifecycle:
+    """Brings claims from one state to another."""
+
+    def __init__(
+        self,
+        pools: Pools,
+        journal: Journal,
+        cdi: CDIFiles,
+        *,
+        runner: StepRunner,
+        boot: str,
+        unsettled: Callable[[Key], None],
+    ) -> None:
+        """`unsettled` is told of claims that are neither wholly prepared nor wholly undone, for another try."""
+        self._pools = pools
+        self._journal = journal
+        self._cdi = cdi
+        self._runner = runner
+        self._boot = boot
+        self._unsettled = unsettled
+        self._stop = threading.Event()
+
+    def execute(self, progress: Progress, planned: Planned, deadline: float) -> None:
+        """Apply the steps of a claim that was just journalled, and write its CDI file."""
+        numbers = list(progress.states)
+        for n, following in zip_longest(numbers, numbers[1:]):
+            self._patiently(progress, n, deadline, "apply")
+            progress.states[n] = StepState.APPLIED
+            if following is not None:
+                progress.states[following] = StepState.APPLYING
+                steps = [(n, StepState.APPLIED), (following, StepState.APPLYING)]
+                self._journal.update(*progress.key, steps=steps)
+        if not numbers:
+            self._write(progress.record)
+            return
+        devices = rendered(planned, progress.facts)
+        progress.record = progress.changed(devices=devices, state=State.PREPARED)
+        self._write(progress.record)
+        self._journal.update(
+            *progress.key, state=State.PREPARED, devices=devices, steps=[(numbers[-1], StepState.APPLIED)]
+        )
+
+    def repeat(self, record: Record) -> Record:
+        """Write the CDI file of a prepared claim anew. Raises ClaimError where a device is gone."""
+        return self._refresh(record, rendered_anew(record, self._pools))
+
+    def restore(self, record: Record) -> None:
+        """Write the CDI file of a prepared claim anew, as it was where a device is gone: its containers live on."""
+        try:
+            devices = rendered_anew(record, self._pools)
+        except (ClaimError, BackendError) as error:
+            log.error("claim %s of %s: %s", record.ref, record.driver, error)
+            devices = record.devices
+        self._refresh(record, devices)
+
+    def _refresh(self, record: Record, devices: tuple[Any, ...]) -> Record:
+        changed = replace(record, devices=devices)
+        self._write(changed)
+        if devices != record.devices:
+            self._journal.update(record.driver, record.ref.uid, devices=devices)
+        return changed
+
+    def _write(self, record: Record) -> None:
+        wanted = {device.backend for device in record.devices if device.base}
+        if wanted:
+            self._cdi.write_base(record.driver, self._pools.of_driver(record.driver), wanted)
+        self._cdi.write_claim(record)
+
+    def settle(self, progress: Progress, deadline: float) -> Record | None:
+        """Return the record of a claim that is wholly prepared; undo it where it is not, and return None.
+
+        Wholly prepared is what the journal says so of, and of which every step is observed done. A claim that was cut
+        off before is undone even where its steps seem done: what they found out may be lost, and nobody was told of it.
+        So are claims of an earlier boot: after a reboot nothing counts as prepared. Raises where the hardware cannot be
+        looked at, and then leaves the claim as it is.
+        """
+        record = progress.record
+        if record.boot != self._boot:
+            log.info("claim %s of %s was prepared before the last reboot: undone", record.ref, record.driver)
+        elif record.state is State.PREPARED and self._is_whole(progress, deadline):
+            return record
+        else:
+            log.warning("claim %s of %s is not wholly prepared: undone", record.ref, record.driver)
+        self.undo(progress, deadline)
+        return None
+
+    def _is_whole(self, progress: Progress, deadline: float) -> bool:
+        return all(
+            self._runner.call(progress, n, deadline, "observe") is Observed.DONE for n in progress.states
+        )
+
+    def roll_back(self, progress: Progress, deadline: float) -> None:
+        """Undo a claim that could not be executed; what cannot be undone now is left for another try."""
+        try:
+            self.undo(progress, deadline)
+        except Exception as error:  # noqa: BLE001 - the failure that led here is the one to report
+            log.error("claim %s cannot be undone yet: %s", progress.record.ref, shown(error, 500))
+
+    def undo(self, progress: Progress, deadline: float) -> None:
+        """Take the claim's CDI file away, revert its steps in reverse order, and forget it.
+
+        The journal's writes in between only spare work after a crash: reverting is idempotent, so a full disk does not
+        stop the way back before the last one.
+        """
+        try:
+            touched = progress.touched
+            if touched:
+                self._note(progress, state=State.UNPREPARING)
+            self._cdi.remove_claim(*progress.key)
+            for n in reversed(touched):
+                self._patiently(progress, n, deadline, "revert")
+                progress.states[n] = StepState.REVERTED
+                if n != touched[0]:
+                    self._note(progress, steps=[(n, StepState.REVERTED)])
+            self._journal.delete(*progress.key)
+        except Exception as error:
+            self._unsettled(progress.key)
+            message = str(error)[:MESSAGE_CHARACTERS].encode(errors="backslashreplace").decode()
+            self._note(progress, state=State.UNPREPARING, message=message)
+            raise
+
+    def _patiently(self, progress: Progress, n: int, deadline: float, verb: str) -> None:
+        retried(lambda: self._runner.call(progress, n, deadline, verb), deadline, self._stop)
+
+    def _note(self, progress: Progress, **changes: Any) -> None:
+        try:
+            self._journal.update(*progress.key, **changes)
+        except JournalError as error:
+            log.error("claim %s: %s", progress.record.ref, error)
+
+    def close(self) -> None:
+        """End the retries, and tell steps that run to come to their end."""
+        self._stop.set()
+        self._runner.close()

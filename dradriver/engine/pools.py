@@ -1,0 +1,162 @@
+"""The pools of this node: for each backend its last inventory and what it offers of it."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dradriver.backend import Backend, BackendError, ClaimConfig, ContainerEdits
+from dradriver.engine.lanes import HungError, Lane
+from dradriver.model import NUMA_NODE, Allocated, CounterSet, Device, Peer, PoolContent
+from dradriver.model.names import pool_name
+
+log = logging.getLogger(__name__)
+
+PROBE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a backend saw last.
+
+    base     what every container with a device of the pool needs
+    probed   whether the hardware was ever read; all is empty before
+    error    why nothing newer was seen, empty where all is well
+    begun    time.monotonic() at the start of the last attempt to look
+    """
+
+    inventory: Any = None
+    content: PoolContent = field(default_factory=PoolContent)
+    index: Mapping[str, Device] = field(default_factory=dict)
+    counter_sets: Mapping[str, CounterSet] = field(default_factory=dict)
+    base: ContainerEdits = field(default_factory=ContainerEdits)
+    probed: bool = False
+    error: str = ""
+    begun: float = float("-inf")
+
+
+class Pool:
+    """One backend of one driver on this node."""
+
+    def __init__(self, node: str, driver: str, backend: Backend[Any, Any]) -> None:
+        self.driver = driver
+        self.backend = backend
+        self.name = pool_name(node, backend.kind)
+        self.lane = Lane(backend.kind)
+        self.snapshot = Snapshot()
+        self._lock = threading.Lock()
+        self._hung: HungError | None = None
+
+    def refresh(self, deadline: float | None = None, since: float | None = None) -> bool:
+        """Probe the hardware; return whether what is offered, or the reason for its absence, changed.
+
+        A backend that cannot be read, hangs or fails keeps its last inventory; one that still hangs is not asked
+        again.
+
+        deadline   time.monotonic() seconds
+        since      do nothing where a probe began after that time already
+        """
+        deadline = time.monotonic() + PROBE_SECONDS if deadline is None else deadline
+        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            return False
+        try:
+            before = self.snapshot
+            if since is not None and before.begun >= since:
+                return False
+            begun = time.monotonic()
+            try:
+                after = self._look(deadline)
+            except Exception as error:
+                level = logging.WARNING if isinstance(error, BackendError) else logging.ERROR
+                text = str(error) or type(error).__name__
+                if text != before.error:
+                    log.log(level, "pool %s: %s", self.name, text, exc_info=level == logging.ERROR)
+                after = replace(before, error=text)
+            self.snapshot = replace(after, begun=begun)
+        finally:
+            self._lock.release()
+        if after.content.notes != before.content.notes:
+            for note in after.content.notes:
+                log.info("pool %s: %s", self.name, note)
+        return (after.content, after.error, after.probed) != (before.content, before.error, before.probed)
+
+    def _look(self, deadline: float) -> Snapshot:
+        if self._hung and not self._hung.future.done():
+            raise HungError(str(self._hung), self._hung.future)
+        self._hung = None
+        try:
+            return self.lane.call(self._probe, deadline, "probe")
+        except HungError as error:
+            self._hung = error
+            raise
+
+    def _probe(self) -> Snapshot:
+        inventory = self.backend.probe()
+        content = self.backend.devices(inventory)
+        return Snapshot(
+            inventory,
+            content,
+            {device.name: device for device in content.devices},
+            {counters.name: counters for counters in content.counter_sets},
+            self.backend.base_edits(inventory),
+            probed=True,
+        )
+
+
+class Pools:
+    """All pools of this node."""
+
+    def __init__(self, node: str, members: Iterable[tuple[str, Backend[Any, Any]]]) -> None:
+        """Make a pool for each (driver name, backend). A backend kind stands there once."""
+        self.node = node
+        self.all = tuple(Pool(node, driver, backend) for driver, backend in members)
+        self._by_name = {pool.name: pool for pool in self.all}
+        self._by_kind = {pool.backend.kind: pool for pool in self.all}
+        if len(self._by_kind) != len(self.all):
+            raise ValueError("a backend stands under one driver only, and once")
+        self.config_types: dict[str, type[ClaimConfig]] = {
+            kind.__name__: kind for pool in self.all for kind in pool.backend.config_types
+        }
+
+    @property
+    def drivers(self) -> tuple[str, ...]:
+        """The driver names, each once."""
+        return tuple(dict.fromkeys(pool.driver for pool in self.all))
+
+    def of_driver(self, driver: str) -> tuple[Pool, ...]:
+        """Return the pools of a driver."""
+        return tuple(pool for pool in self.all if pool.driver == driver)
+
+    def named(self, name: str) -> Pool | None:
+        """Return the pool of that name."""
+        return self._by_name.get(name)
+
+    def of_kind(self, kind: str) -> Pool | None:
+        """Return the pool of the backend of that kind."""
+        return self._by_kind.get(kind)
+
+    def peer(self, allocated: Allocated) -> Peer:
+        """Return what is known here of where an allocated device is."""
+        pool = self._by_name.get(allocated.pool)
+        device = pool.snapshot.index.get(allocated.device) if pool else None
+        if pool is None or pool.driver != allocated.driver or device is None:
+            return Peer(allocated)
+        node = device.attributes.get(NUMA_NODE)
+        nodes = node if isinstance(node, tuple) else (node,)
+        return Peer(allocated, frozenset(n for n in nodes if isinstance(n, int)))
+
+
+def refresh_all(pools: Iterable[Pool], changed: Callable[[Pool], None] = lambda _: None) -> None:
+    """Probe several pools at once, so that a slow backend delays no other; call `changed` for each that changed."""
+
+    def one(pool: Pool) -> None:
+        if pool.refresh():
+            changed(pool)
+
+    threads = [threading.Thread(target=one, args=(pool,), daemon=True) for pool in pools]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -1,0 +1,224 @@
+"""Claims from files: whatever lies in the directory, the good ones are found, and a change is seen."""
+
+import json
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dradriver.claims import ClaimNotFoundError, DirectoryClaims, load_documents
+from dradriver.claims.directory import MAX_FILE
+from dradriver.model import ClaimRef
+from lever import claim_object
+
+REF = ClaimRef("uid-a", "default", "a")
+
+
+def ref(name: str, uid: str = "", namespace: str = "default") -> ClaimRef:
+    return ClaimRef(uid or f"uid-{name}", namespace, name)
+
+
+def body(wanted: ClaimRef, device: str = "lever-0") -> dict[str, Any]:
+    return claim_object(wanted, [device])
+
+
+def device(claims: DirectoryClaims, wanted: ClaimRef = REF) -> str:
+    found: str = claims.get(wanted, time.monotonic() + 5)["status"]["allocation"]["devices"]["results"][0][
+        "device"
+    ]
+    return found
+
+
+def test_claims_are_found_by_what_is_in_the_files(tmp_path: Path) -> None:
+    claims = DirectoryClaims(tmp_path)
+    (tmp_path / "one.json").write_text(json.dumps(body(ref("a"))))
+    (tmp_path / "two.yml").write_text(
+        "---\n# empty\n---\n" + json.dumps(body(ref("b"))) + "\n---\nkind: Pod\n"
+    )
+    listed = {
+        "apiVersion": "v1",
+        "kind": "List",
+        "items": [body(ref("c")), {"kind": "Pod"}, 5, body(ref("d"))],
+    }
+    (tmp_path / "three.yaml").write_text(json.dumps(listed))
+    for name in "abcd":
+        assert claims.get(ref(name), 0)["metadata"]["name"] == name
+    assert {found.name for found, _ in claims.all()} == set("abcd")
+    with pytest.raises(ClaimNotFoundError, match=f"among the files in {tmp_path}"):
+        claims.get(ref("../one"), 0)
+    with pytest.raises(ClaimNotFoundError):
+        claims.get(ref("a", namespace="other"), 0)
+
+
+def test_the_output_of_kubectl_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        """\
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata:
+  creationTimestamp: 2026-01-02T03:04:05Z
+  name: a
+  namespace: default
+  uid: uid-a
+status:
+  allocation:
+    allocationTimestamp: "2026-01-02T03:04:06Z"
+    devices:
+      results:
+      - device: lever-0
+        driver: lever.example.com
+        pool: n1/lever
+        request: r
+"""
+    )
+    found = DirectoryClaims(tmp_path).get(REF, 0)
+    assert found["metadata"]["creationTimestamp"] == "2026-01-02T03:04:05Z"
+
+
+def test_of_several_claims_of_a_name_the_asked_uid_is_given(tmp_path: Path) -> None:
+    (tmp_path / "1.json").write_text(json.dumps(body(ref("a", "old"))))
+    (tmp_path / "2.json").write_text(json.dumps(body(ref("a", "new"))))
+    claims = DirectoryClaims(tmp_path)
+    assert claims.get(ref("a", "new"), 0)["metadata"]["uid"] == "new"
+    assert claims.get(ref("a", "third"), 0)["metadata"]["uid"] == "old", (
+        "the reader tells that it was replaced"
+    )
+
+
+def test_every_change_is_seen_at_once(tmp_path: Path) -> None:
+    """Also one of the same size within the same tick of the file system's clock."""
+    file = tmp_path / "a.json"
+    claims = DirectoryClaims(tmp_path)
+    for n in range(50):
+        file.write_text(json.dumps(body(REF, f"lever-{n % 10}")))
+        assert device(claims) == f"lever-{n % 10}"
+    file.rename(tmp_path / "b.json")
+    assert device(claims) == "lever-9"
+    (tmp_path / "b.json").unlink()
+    with pytest.raises(ClaimNotFoundError):
+        device(claims)
+
+
+def test_a_file_that_did_not_change_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps(body(REF)))
+    monkeypatch.setattr("dradriver.claims.directory.RECENT_NS", 0)
+    claims = DirectoryClaims(tmp_path)
+    assert claims.get(REF, 0) is claims.get(REF, 0)
+    assert claims.all()[0][1] is claims.get(REF, 0)
+
+
+def test_a_file_may_be_replaced_while_it_is_read(tmp_path: Path) -> None:
+    file, stop = tmp_path / "a.json", threading.Event()
+    file.write_text(json.dumps(body(REF)))
+
+    def replace() -> None:
+        n = 0
+        while not stop.is_set():
+            n += 1
+            new = tmp_path / ".new"
+            new.write_text(json.dumps(body(REF, f"lever-{n}")))
+            new.rename(file)
+
+    writer = threading.Thread(target=replace)
+    writer.start()
+    claims = DirectoryClaims(tmp_path)
+    try:
+        for _ in range(100):
+            assert device(claims).startswith("lever-")
+    finally:
+        stop.set()
+        writer.join()
+
+
+def bomb(depth: int) -> str:
+    lines = ["a0: &a0 [x, x]"]
+    lines += [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, depth)]
+    return "\n".join(lines)
+
+
+BROKEN = {
+    "garbage": b"\x00\xff\xfe",
+    "latin": "name: ä".encode("latin-1"),
+    "half": b'{"apiVersion": "resource.k8s.io/v1", "kind": ',
+    "not yaml": b"a: [1, 2\nb: }",
+    "tag": b"!!python/object/apply:os.system ['touch /tmp/x']",
+    "set": b"!!set {a, b}",
+    "binary": b"a: !!binary aGVsbG8=",
+    "time": b"a: !!timestamp 2026-13-45",
+    "number": b"a: !!int x",
+    "long number": b"a: " + b"9" * 10_000,
+    "key": b"? [a, b]\n: c",
+    "number key": b"1: 2",
+    "bomb": bomb(60).encode(),
+    "endless": b"&a [*a]",
+    "merge": b"a: &a {<<: [*a, 5]}",
+    "deep": b"[" * 1_000_000,
+    "deep map": b"{a: " * 1_000_000,
+    "deep rows": b"- " * 1_000_000,
+    "deep questions": b"? " * 1_000_000,
+    "huge": b"#" * (MAX_FILE + 1),
+}
+
+
+def test_broken_files_are_left_out_and_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, content in BROKEN.items():
+        (tmp_path / f"{name}.yaml").write_bytes(content)
+    (tmp_path / "dangling.yaml").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")
+    (tmp_path / "zero.yaml").symlink_to("/dev/zero")
+    (tmp_path / "directory.yaml").mkdir()
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "a.json").write_text(json.dumps(body(REF)))
+    (tmp_path / "notes.txt").write_text("not looked at")
+    (tmp_path / "link.json").symlink_to(tmp_path / "a.json")
+    claims = DirectoryClaims(tmp_path)
+    assert device(claims) == "lever-0"
+    assert {found for found, _ in claims.all()} == {REF}
+    warnings = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
+    named = [name for name in BROKEN if any(f"{name}.yaml" in text for text in warnings)]
+    assert named == list(BROKEN)
+    assert len(warnings) == len(BROKEN) + 5
+    assert all(text.isprintable() and len(text) < 1000 for text in warnings)
+    claims.all()
+    assert len([entry for entry in caplog.records if entry.levelno == logging.WARNING]) == len(warnings)
+
+
+def test_a_directory_that_is_not_there_holds_no_claims(tmp_path: Path) -> None:
+    assert DirectoryClaims(tmp_path / "none").all() == []
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(max_size=60) | st.text(alphabet="{}[]:-&*!<>|'\"#%@`?, \n\tab01", max_size=40))
+def test_any_text_is_json_or_refused(text: str) -> None:
+    try:
+        documents = load_documents(text)
+    except ValueError:
+        return
+    json.dumps(documents)
+
+
+def test_aliases_of_sane_size_are_read() -> None:
+    assert load_documents("a: &x {b: 1}\nc: *x") == [{"a": {"b": 1}, "c": {"b": 1}}]
+
+
+def test_a_full_directory_is_not_read_again_for_each_new_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = DirectoryClaims(tmp_path)
+    opened: list[str] = []
+    real_open = os.open
+    monkeypatch.setattr(os, "open", lambda path, *rest: (opened.append(str(path)), real_open(path, *rest))[1])
+    for number in range(50):
+        name = f"claim-{number}"
+        metadata = {"name": name, "namespace": "default", "uid": f"uid-{number}"}
+        body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata}
+        (tmp_path / f"{name}.json").write_text(json.dumps(body))
+        assert claims.get(ClaimRef(f"uid-{number}", "default", name), 0.0) == body
+    assert len(opened) == 50
