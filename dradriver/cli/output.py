@@ -64,7 +64,10 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], empty: st
         table.add_column(column, overflow="fold", no_wrap=not terminal)
     for row in rows:
         table.add_row(*(_plain(cell) for cell in row))
-    Console(width=None if terminal else 10_000, highlight=False, markup=False, emoji=False).print(table)
+    console = Console(width=None if terminal else 10_000, highlight=False, markup=False, emoji=False)
+    with console.capture() as captured:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def _plain(text: str) -> str:

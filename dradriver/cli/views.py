@@ -99,13 +99,22 @@ def claim_rows(views: Sequence[Mapping[str, Any]]) -> Table:
             view["state"] + (f"\n{view['message']}" if "message" in view else ""),
             age(view["ageSeconds"]),
             "\n".join(device_text(device) for device in view["devices"]),
-            "\n".join(f"{hold['unit']}  {hold['amount']}" for hold in view["holds"]),
+            "\n".join(hold_text(hold) for hold in view["holds"]),
             "\n".join(f"{step['step']} ({step_state(step)})" for step in view["steps"]) or "-",
         ]
         for view in views
     ]
     columns = ("CLAIM", "DRIVER", "STATE", "AGE", "DEVICES", "HOLDS", "STEPS")
     return columns, rows, "no claims are prepared on this node"
+
+
+def hold_text(hold: Mapping[str, Any]) -> str:
+    """Return a ledger unit for people: what it is of, without the pool."""
+    kind, _, rest = hold["unit"].partition(":")
+    if kind == "plan":
+        return str(rest.replace(":", " "))
+    name = " ".join(rest.split(":")[1:])
+    return f"device {name}" if kind == "device" else f"{hold['amount']} {name}"
 
 
 def step_state(step: Mapping[str, Any]) -> str:

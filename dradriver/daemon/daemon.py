@@ -127,6 +127,7 @@ class Daemon:
             self._journal,
             CDIFiles(Store(self.settings.cdi)),
             boot,
+            changed=self._changed,
         )
         engine.recover()
         return engine

@@ -5,7 +5,6 @@ whole pod over a missing one, and a call that fails as such hides which claim wa
 """
 
 import logging
-import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +22,9 @@ MAX_CALL_SECONDS = 40.0
 
 MARGIN_SECONDS = 2.0
 """Time kept back from the caller's deadline, for the answer to reach it."""
+
+_LOGGED = 10
+"""Failing claims of one call that are logged one by one."""
 
 T = TypeVar("T")
 
@@ -115,11 +117,12 @@ class _Calls:
                 answers[uid] = _error(answer, claim) if isinstance(answer, str) else check(answer)
             except (TypeError, ValueError) as error:
                 answers[uid] = self.failed(verb, uid, error)
-        errors = [f"{uid}: {answer}" for uid, answer in answers.items() if isinstance(answer, str)]
-        if errors:
-            _log.warning(
-                "%s: %s failed for %d of %d claims, %s", self.driver, verb, len(errors), len(asked), errors[0]
-            )
+        failed = [claim for claim in asked.values() if isinstance(answers[claim.uid], str)]
+        for claim in failed[:_LOGGED]:
+            name = shown(f"{claim.namespace}/{claim.name}", 256)
+            _log.warning("%s: %s of %s (%s): %s", self.driver, verb, name, claim.uid, answers[claim.uid])
+        if len(failed) > _LOGGED:
+            _log.warning("%s: %s failed for %d more claims", self.driver, verb, len(failed) - _LOGGED)
         return answers
 
 
@@ -198,8 +201,4 @@ def _nothing(answer: object) -> None:
 
 def _error(text: str, claim: ClaimRef) -> str:
     """Return `text` for the kubelet: without the claim's name, and never empty, which would mean success."""
-    name = re.escape(f"{claim.namespace}/{claim.name}")
-    uid = re.escape(f" ({claim.uid})")
-    # Bounded, since a short name can be a part of a path.
-    text = re.sub(rf"(?<![\w./-]){name}(?:{uid})?(?![\w/-])", "the claim", text)
-    return sentence(text) or "the driver gave no reason"
+    return sentence(text.replace(str(claim), "the claim")) or "the driver gave no reason"
