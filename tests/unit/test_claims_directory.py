@@ -214,7 +214,12 @@ def test_a_full_directory_is_not_read_again_for_each_new_claim(
     claims = DirectoryClaims(tmp_path)
     opened: list[str] = []
     real_open = os.open
-    monkeypatch.setattr(os, "open", lambda path, *rest: (opened.append(str(path)), real_open(path, *rest))[1])
+
+    def counting(path: str, flags: int) -> int:
+        opened.append(path)
+        return real_open(path, flags)
+
+    monkeypatch.setattr(os, "open", counting)
     for number in range(50):
         name = f"claim-{number}"
         metadata = {"name": name, "namespace": "default", "uid": f"uid-{number}"}
