@@ -71,8 +71,9 @@ class Topology:
     def socket_of(self, cpus: CPUSet) -> int | None:
         """Return the number of the one socket that holds all of `cpus`.
 
-        None for no CPUs, several sockets, or where the sockets are unknown. It is the physical package id where these are known and tell all sockets apart, else the rank of the
-        socket by its lowest CPU: ids may be -1 for all, or be repeated.
+        None for no CPUs, several sockets, or where the sockets are unknown. It is the physical package id where
+        these are known and tell all sockets apart, else the rank of the socket by its lowest CPU: ids may be -1
+        for all, or be repeated.
         """
         rank = next((rank for rank, package in enumerate(self.packages) if cpus and cpus <= package), None)
         if rank is None:

@@ -70,8 +70,9 @@ def test_one_cpu_and_64_mib_of_this_host_are_prepared_repeated_and_given_back(
     prepared = {driver: kubelet.prepare(driver, [claim])[claim.uid] for driver in (CPU, MEMORY)}
 
     for driver, name in ((CPU, device), (MEMORY, memory)):
-        (entry,) = prepared[driver]
-        assert not isinstance(entry, str)
+        devices = prepared[driver]
+        assert not isinstance(devices, str), devices
+        (entry,) = devices
         assert entry.device == name
         assert entry.cdi_ids == (f"{driver}/claim={claim.uid}-0",)
         spec = cdi_spec(host, driver, claim)
@@ -196,7 +197,8 @@ def test_a_claim_that_is_replaced_unallocated_or_absent_is_refused(
     absent = ClaimRef(str(uuid.uuid4()), "default", "absent")
     pending = ClaimRef(str(uuid.uuid4()), "default", "pending")
     metadata = {"name": "pending", "namespace": "default", "uid": pending.uid}
-    host.write_claim("pending.yaml", {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata})
+    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim"}
+    host.write_claim("pending.yaml", kind | {"metadata": metadata})
 
     answers = kubelet.prepare(CPU, [old, absent, pending])
 
@@ -215,9 +217,9 @@ def test_results_of_other_drivers_are_none_of_our_business(
 
     answers = kubelet.prepare(CPU, [mixed, other])
 
-    (entry,) = answers[mixed.uid]
-    assert not isinstance(entry, str)
-    assert entry.device == device
+    devices = answers[mixed.uid]
+    assert not isinstance(devices, str), devices
+    assert [entry.device for entry in devices] == [device]
     assert answers[other.uid] == ()
     kubelet.unprepare(CPU, [mixed, other])
     assert nothing_is_left(host)

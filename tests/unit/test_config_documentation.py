@@ -7,10 +7,10 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 import pytest
-from dradriver_memory.config import MemoryOptions
 
 from dradriver.config import Config, DriverConfig, Log, Standalone
 from dradriver_cpu.config import CpuConfig, CpuOptions
+from dradriver_memory.config import MemoryOptions
 
 PAGE = (Path(__file__).parents[2] / "docs/configuration.md").read_text()
 TYPES: list[type[msgspec.Struct]] = [

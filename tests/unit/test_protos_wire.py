@@ -8,9 +8,11 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-import dradriver_protos
 import grpc
 import pytest
+from google.protobuf.message import Message
+
+import dradriver_protos
 from dradriver_protos import (
     dra_v1_pb2,
     dra_v1_pb2_grpc,
@@ -23,7 +25,6 @@ from dradriver_protos import (
     registration_pb2,
     registration_pb2_grpc,
 )
-from google.protobuf.message import Message
 
 ROOT = Path(__file__).resolve().parents[2]
 
