@@ -41,7 +41,7 @@ class Daemon:
         self._supervisor = Supervisor()
         self._lock = ActiveLock(settings.lock)
         self._journal: Journal | None = None
-        self._watches = [PoolWatch(pool, settings.rescan_seconds, self._changed) for pool in self.pools.all]
+        self._watches = [PoolWatch(pool, settings.rescan_seconds, self._seen) for pool in self.pools.all]
         self._plugins: list[Plugin] = []
         self._publisher = FilePublisher(settings.slices)
         self._unpublished = {pool.name for pool in self.pools.all}
@@ -96,8 +96,8 @@ class Daemon:
             if not self._lock.acquire(stop):
                 return
             engine = self._recovered()
-        except (JournalError, OSError) as error:
-            self.gate.explain(str(error))
+        except Exception as error:
+            self.gate.explain(str(error) or type(error).__name__)
             self._lock.release()
             raise
         self.gate.open(engine)
@@ -132,14 +132,21 @@ class Daemon:
         engine.recover()
         return engine
 
-    def _changed(self, pool: Pool) -> None:
-        """Pass on what a probe found: to the kubelet's health streams at once, to the slices soon."""
+    def _seen(self, pool: Pool, changed: bool) -> None:
+        """Pass on what a probe found: to the kubelet's health streams at once, to the slices soon.
+
+        The health is looked at after each probe: a device that is gone is listed until its last claim is.
+        """
         mine = self.pools.of_driver(pool.driver)
         in_use = self.gate.engine.devices_in_use(pool.driver) if self.gate.engine else frozenset()
         before = self.health.snapshot(pool.driver).states
         self.health.update(pool.driver, device_states(mine, in_use, before))
-        self._unpublished.add(pool.name)
-        self._unpublished_changed.set()
+        if changed:
+            self._unpublished.add(pool.name)
+            self._unpublished_changed.set()
+
+    def _changed(self, pool: Pool) -> None:
+        self._seen(pool, changed=True)
 
     def _publish(self, stop: threading.Event) -> None:
         """Keep the slices as they should be: write what changed, restore what others deleted or edited."""
@@ -169,7 +176,7 @@ class Daemon:
             log.warning("pool %s: %s", pool.name, text)
         if result.written or result.removed:
             log.info(
-                "pool %s: %d devices offered, %d slices written, %d removed",
+                "pool %s: devices offered: %d, slices written: %d, removed: %d",
                 pool.name,
                 len(content.devices) - len(result.left_out),
                 len(result.written),

@@ -15,11 +15,11 @@ SETTLE_SECONDS = 0.1
 class PoolWatch:
     """The two loops of one pool."""
 
-    def __init__(self, pool: Pool, period: float, changed: Callable[[Pool], None]) -> None:
-        """`period` is in seconds; `changed` is called after a probe that found something new."""
+    def __init__(self, pool: Pool, period: float, seen: Callable[[Pool, bool], None]) -> None:
+        """`period` is in seconds; `seen` is called after each probe, with whether it found something new."""
         self._pool = pool
         self._period = period
-        self._changed = changed
+        self._seen = seen
         self._due = threading.Event()
         self.probed = threading.Event()
 
@@ -35,9 +35,9 @@ class PoolWatch:
     def probes(self, stop: threading.Event) -> None:
         """Probe now, then whenever it is due."""
         while not stop.is_set():
-            if self._pool.refresh():
-                self._changed(self._pool)
+            changed = self._pool.refresh()
             self.probed.set()
+            self._seen(self._pool, changed)
             if self._due.wait(self._period):
                 stop.wait(SETTLE_SECONDS)
                 self._due.clear()
