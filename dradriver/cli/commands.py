@@ -1,6 +1,6 @@
 """`dradriver` and its commands that look at this node."""
 
-import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +138,8 @@ def plan(node: Node, claim: str, output: Output) -> None:
 @pass_node
 def claims(node: Node, output: Output) -> None:
     """Show the claims that are prepared on this node: since when, what they hold, and their steps."""
-    views = [claim_view(record, time.time()) for record in node.records()]
-    show(output, views, lambda: print_table(*claim_rows(views)))
+    views = [claim_view(record) for record in node.records()]
+    show(output, views, lambda: print_table(*claim_rows(views, datetime.now(UTC))))
 
 
 cli.add_command(kubelet)

@@ -1,7 +1,7 @@
 """What the commands show: plain JSON types first, and tables made from them."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
@@ -60,14 +60,13 @@ def reference(ref: ClaimRef) -> dict[str, str]:
     return {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid}
 
 
-def claim_view(record: Record, now: float) -> dict[str, Any]:
+def claim_view(record: Record) -> dict[str, Any]:
     """Return a journalled claim."""
     return {
         "claim": reference(record.ref),
         "driver": record.driver,
         "state": record.state.value,
         "since": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="seconds"),
-        "ageSeconds": max(0, int(now - record.created)),
         "devices": [
             {
                 "request": device.allocated.request,
@@ -90,14 +89,14 @@ def claim_view(record: Record, now: float) -> dict[str, Any]:
     }
 
 
-def claim_rows(views: Sequence[Mapping[str, Any]]) -> Table:
+def claim_rows(views: Sequence[Mapping[str, Any]], now: datetime) -> Table:
     """Return the table of claims."""
     rows = [
         [
             f"{view['claim']['namespace']}/{view['claim']['name']}\n{view['claim']['uid']}",
             view["driver"],
             view["state"] + (f"\n{view['message']}" if "message" in view else ""),
-            age(view["ageSeconds"]),
+            age(now - datetime.fromisoformat(view["since"])),
             "\n".join(device_text(device) for device in view["devices"]),
             "\n".join(hold_text(hold) for hold in view["holds"]),
             "\n".join(f"{step['step']} ({step_state(step)})" for step in view["steps"]) or "-",
@@ -130,8 +129,9 @@ def device_text(device: Mapping[str, Any]) -> str:
     return f"{device['device']} ({consumed})" if consumed else str(device["device"])
 
 
-def age(seconds: int) -> str:
-    """Return a duration as kubectl shows it: the two largest units at most."""
+def age(duration: timedelta) -> str:
+    """Return a duration as kubectl shows it: in its largest unit."""
+    seconds = max(0, int(duration.total_seconds()))
     if seconds < 120:
         return f"{seconds}s"
     minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
