@@ -21,14 +21,15 @@ class CpuBackend(Backend[CpuInventory, CpuOptions]):
     step_types = (PinCPUs,)
 
     def probe(self) -> CpuInventory:
-        """Read the topology. Raises BackendError where the reserved CPUs leave none to offer."""
+        """Read the topology."""
         return inventory_of(read_topology(self.host), self.options.reserved_cpus)
 
     def devices(self, inventory: CpuInventory) -> PoolContent:
         """Offer each NUMA node's CPUs, isolated ones last."""
         return PoolContent(
             devices=tuple(device_of(inventory.topology, offer) for offer in inventory.offers),
-            notes=inventory.notes,
+            notes=inventory.topology.notes,
+            warnings=inventory.warnings,
         )
 
     def plan(

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dradriver.backend import BackendError
 from dradriver.host import CPUSet, Locality, Topology
 from dradriver_cpu.layout import Layout, layout_of
 
@@ -31,7 +30,7 @@ class CpuInventory:
     topology: Topology
     layout: Layout
     offers: tuple[Offer, ...]
-    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
 
     def offer(self, name: str) -> Offer | None:
         """Return the offer of that device name; None if there is none."""
@@ -39,25 +38,20 @@ class CpuInventory:
 
 
 def inventory_of(topology: Topology, reserved: CPUSet) -> CpuInventory:
-    """Return what is offered: each online CPU that is not reserved, once.
-
-    Raises BackendError where every online CPU is reserved.
-    """
+    """Return what is offered: each online CPU that is not reserved, once."""
     online = topology.online
-    notes = list(topology.notes)
+    warnings = []
     if online and online <= reserved:
-        raise BackendError(
-            f"reserved: {reserved}: these are all online CPUs ({online}), which leaves none to offer"
-        )
+        warnings.append(f"reserved: {reserved}: these are all online CPUs ({online}), which leaves none to offer")
     if not reserved <= online:
-        notes.append(f"reserved: CPUs {reserved - online} are not online")
+        warnings.append(f"reserved: CPUs {reserved - online} are not online")
     isolated = (topology.lists.isolated or CPUSet()) & online
     offered = online - reserved
     offers = [
         *_offers(topology, offered - isolated, isolated=False),
         *_offers(topology, offered & isolated, isolated=True),
     ]
-    return CpuInventory(topology, layout_of(topology), tuple(offers), tuple(notes))
+    return CpuInventory(topology, layout_of(topology), tuple(offers), tuple(warnings))
 
 
 def _offers(topology: Topology, cpus: CPUSet, *, isolated: bool) -> Iterator[Offer]:

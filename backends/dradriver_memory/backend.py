@@ -25,7 +25,7 @@ class MemoryBackend(Backend[MemoryInventory, MemoryOptions]):
 
     def devices(self, inventory: MemoryInventory) -> PoolContent:
         """Offer memory, then huge pages; of each the nodes with CPUs first."""
-        return PoolContent(tuple(device_of(offer) for offer in inventory.offers), notes=inventory.notes)
+        return PoolContent(tuple(device_of(offer) for offer in inventory.offers), warnings=inventory.warnings)
 
     def plan(
         self,

@@ -46,10 +46,10 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class MemoryInventory:
-    """What is offered; `notes` say what is left out and why."""
+    """What is offered; `warnings` say what is left out and why."""
 
     offers: tuple[Offer, ...]
-    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
 
     def offer(self, name: str) -> Offer | None:
         """Return the offer of that device name; None if there is none."""
@@ -89,9 +89,9 @@ def inventory_of(topology: Topology, reserved: Mapping[int | None, int]) -> Memo
     reserved   bytes by NUMA node, None for a machine without nodes
     """
     places = _places(topology)
-    lost, notes = _unplaced(topology, places)
+    lost, warnings = _unplaced(topology, places)
     known = {place.node for place in places}
-    notes += (
+    warnings += (
         f"reserved: {MACHINE if node is None else node}: no NUMA node with host memory has that id"
         for node in reserved
         if node not in known
@@ -100,17 +100,17 @@ def inventory_of(topology: Topology, reserved: Mapping[int | None, int]) -> Memo
     memory = []
     for place in places:
         if place.memory_bytes is None:
-            notes.append(f"memory of {place.name}: the kernel does not tell how much: not offered")
+            warnings.append(f"memory of {place.name}: the kernel does not tell how much: not offered")
             continue
         huge = sum(_persistent(pool) * pool.size_bytes for pool in place.huge_pages)
         left = place.memory_bytes - huge - lost - reserved.get(place.node, 0)
         if left < page:
-            notes.append(f"memory of {place.name}: nothing is left beside huge pages and what is reserved")
+            warnings.append(f"memory of {place.name}: nothing is left beside huge pages and what is reserved")
             continue
         size = left // page * page
         memory.append(Offer(f"memory-{place.name}", MEMORY, place.node, place.socket, page, size))
     huge_pages = [offer for place in places for offer in _huge_offers(place)]
-    return MemoryInventory((*memory, *huge_pages), tuple(notes))
+    return MemoryInventory((*memory, *huge_pages), tuple(warnings))
 
 
 def _huge_offers(place: _Place) -> Iterator[Offer]:

@@ -19,21 +19,30 @@ from dradriver.daemon.logs import set_up
 
 log = logging.getLogger("dradriver.daemon")
 
+EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM or SIGINT; return the exit code: 0, or 2 where nothing could be started."""
+    """Run until SIGTERM or SIGINT; return the exit code.
+
+    0 after a signal; 2 where the configuration is wrong, and trying again is useless; 1 where something else kept the
+    daemon from its start.
+    """
     options = _parser().parse_args(arguments)
     try:
         settings = load(options.config, options.dir)
         set_up(settings.log)
         daemon = Daemon(settings)
-        if options.dir:
-            make_directories(settings, options.dir)
-    except (SettingsError, OSError) as error:
+    except SettingsError as error:
         sys.stderr.write(f"dradriver: {error}\n")
         return EXIT_CONFIGURATION
+    try:
+        if options.dir:
+            make_directories(settings, options.dir)
+    except OSError as error:
+        sys.stderr.write(f"dradriver: {error}\n")
+        return EXIT_FAILED
     return _run(daemon, settings)
 
 
@@ -52,7 +61,7 @@ def _run(daemon: Daemon, settings: Settings) -> int:
     except (OSError, ValueError) as error:
         sys.stderr.write(f"dradriver: {error}\n")
         daemon.stop()
-        return EXIT_CONFIGURATION
+        return EXIT_FAILED
     ended.wait()
     log.info("stopping")
     left = daemon.stop()

@@ -46,6 +46,7 @@ class Daemon:
         self._publisher = FilePublisher(settings.slices)
         self._unpublished = {pool.name for pool in self.pools.all}
         self._unpublished_changed = threading.Event()
+        self._remarks: dict[str, tuple[str, ...]] = {}
 
     def start(self) -> None:
         """Serve the sockets and begin to probe. Raises OSError or ValueError where a socket cannot be made."""
@@ -62,7 +63,7 @@ class Daemon:
             self._plugins.append(plugin)
             self._supervisor.start(f"sockets-{path.driver}", plugin.run)
             log.info("%s is served at %s", path.driver, path.service)
-        self._supervisor.start("active", self._activate)
+        self._supervisor.start("becoming active", self._activate)
 
     def stop(self) -> list[str]:
         """Stop within STOP_SECONDS; return the names of loops that did not end."""
@@ -150,6 +151,9 @@ class Daemon:
 
     def _publish(self, stop: threading.Event) -> None:
         """Keep the slices as they should be: write what changed, restore what others deleted or edited."""
+        stale = self._publisher.withdraw_others((pool.driver, pool.name) for pool in self.pools.all)
+        if stale.removed:
+            log.info("slices of pools that are no longer configured: removed: %d", len(stale.removed))
         while not stop.is_set():
             self._unpublished_changed.clear()
             for pool in self.pools.all:
@@ -172,8 +176,11 @@ class Daemon:
         except OSError:
             self._unpublished.add(pool.name)
             raise
-        for text in (*map(str, result.left_out), *result.warnings):
-            log.warning("pool %s: %s", pool.name, text)
+        remarks = (*map(str, result.left_out), *result.warnings)
+        if remarks != self._remarks.get(pool.name, ()):
+            self._remarks[pool.name] = remarks
+            for text in remarks:
+                log.warning("pool %s: %s", pool.name, text)
         if result.written or result.removed:
             log.info(
                 "pool %s: devices offered: %d, slices written: %d, removed: %d",
@@ -189,9 +196,9 @@ def _check_mapping(journal: Journal, pools: Pools) -> None:
     for record in journal.records():
         for device in record.devices:
             pool = pools.of_kind(device.backend)
-            if pool is None or pool.driver != record.driver:
+            if pool is None or (pool.driver, pool.name) != (record.driver, device.allocated.pool):
                 raise JournalError(
-                    f"claim {record.ref} is prepared under driver {record.driver} by backend {device.backend}, "
+                    f"claim {record.ref} is prepared under driver {record.driver} in pool {device.allocated.pool}, "
                     "which the configuration no longer has: put it back, end the pods that use it, then change it"
                 )
 

@@ -20,12 +20,18 @@ def device_states(
     in_use   devices that live claims have; one that is no longer found stays listed, as unhealthy, until its
              claims are gone
     before   the last list: a device whose state is the same keeps its time
+
+    Of hardware that cannot be read now nothing is known, whatever was seen before.
     """
     found: dict[Key, tuple[Health, str]] = {}
     for pool in pools:
         snapshot = pool.snapshot
         for device in snapshot.content.devices:
-            found[pool.name, device.name] = (device.health, device.health_message)
+            found[pool.name, device.name] = (
+                (Health.UNKNOWN, f"not seen: {snapshot.error}")
+                if snapshot.error
+                else (device.health, device.health_message)
+            )
         if snapshot.probed:
             for key in in_use:
                 if key[0] == pool.name and key not in found:

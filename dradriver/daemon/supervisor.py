@@ -38,9 +38,7 @@ class Supervisor:
                     waits = delays(0.5, 60.0)
                 if str(error) != last:
                     last = str(error)
-                    log.warning(
-                        "%s failed and is started again: %s", name, error, exc_info=_unexpected(error)
-                    )
+                    log.warning("%s failed and is tried again: %s", name, error, exc_info=_unexpected(error))
                 self.stop.wait(next(waits))
             else:
                 return

@@ -109,7 +109,9 @@ class CDIFiles:
         """Remove the files of claims that nobody keeps, and temporary files that a crash left."""
         for driver in drivers:
             names = {claim_file_name(driver, record.ref.uid) for record in keep if record.driver == driver}
-            for name in self._store.reconcile(claim_file_prefix(driver), names):
+            base = _base_name(driver)
+            stale = self._store.reconcile(claim_file_prefix(driver), names)
+            for name in (*stale, *self._store.reconcile(base, {base})):
                 log.warning("stale CDI file %s is removed", name)
 
     def records(self, drivers: Collection[str]) -> Iterator[Record]:

@@ -77,9 +77,12 @@ class Pool:
             self.snapshot = replace(after, begun=begun)
         finally:
             self._lock.release()
+        if after.content.warnings != before.content.warnings:
+            for warning in after.content.warnings:
+                log.warning("pool %s: %s", self.name, warning)
         if after.content.notes != before.content.notes:
             for note in after.content.notes:
-                log.info("pool %s: %s", self.name, note)
+                log.debug("pool %s: %s", self.name, note)
         return (after.content, after.error, after.probed) != (before.content, before.error, before.probed)
 
     def _look(self, deadline: float) -> Snapshot:

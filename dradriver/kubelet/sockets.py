@@ -137,7 +137,7 @@ class SocketLock:
                 name = self.path.name.removesuffix(_LOCK_SUFFIX)
                 raise SocketInUseError(
                     f"socket name {shown(name, 200)} is in use: another process holds {self.path}. "
-                    "Stop it, or give each instance a POD_UID of its own"
+                    "Stop it first; in a DaemonSet, POD_UID tells the instances apart"
                 )
             time.sleep(_PATIENCE_SECONDS / 20)
         self._close()

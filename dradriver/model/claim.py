@@ -5,7 +5,6 @@ Facts: k8s.io/api/resource/v1 `ResourceClaim`, `DeviceRequestAllocationResult`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from dradriver.model.quantity import Quantity
 from dradriver.model.text import plain
@@ -40,7 +39,7 @@ class Allocated:
     driver: str
     pool: str
     device: str
-    consumed: Mapping[str, Quantity] = field(default_factory=lambda: MappingProxyType({}))
+    consumed: Mapping[str, Quantity] = field(default_factory=dict)
     share_id: str | None = None
     admin: bool = False
 

@@ -166,11 +166,15 @@ class PoolContent:
     """All that one backend publishes of one node: its devices, in the order of preference, and counters.
 
     The scheduler takes the first device that fits, so those that leave most room for others come first.
+
+    notes      what was odd about the hardware and how it was taken, for who looks closely
+    warnings   what somebody should mend: an option that has no effect, hardware that is left out
     """
 
     devices: tuple[Device, ...] = ()
     counter_sets: tuple[CounterSet, ...] = ()
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def device(self, name: str) -> Device | None:
         """Return the device of that name, or None."""

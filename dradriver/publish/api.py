@@ -1,5 +1,6 @@
 """What a publisher is to the daemon, wherever it publishes."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,6 +39,10 @@ class Publisher(Protocol):
 
     def verify(self) -> PublishResult:
         """Restore what others removed or edited since. Cheap while nothing did: for calling every second."""
+        ...
+
+    def withdraw_others(self, keep: Iterable[tuple[str, str]]) -> PublishResult:
+        """Remove what an earlier configuration published: all slices of ours but those of (driver, pool) in `keep`."""
         ...
 
     def withdraw(self, driver: str, node: str, pool: str) -> PublishResult:

@@ -9,18 +9,20 @@ import re
 import secrets
 import stat
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dradriver.model import PoolContent
 from dradriver.model.text import shown
 from dradriver.publish.api import PublishResult
-from dradriver.publish.manifest import dumped, loaded, manifest, spec_of
+from dradriver.publish.manifest import HEADER, dumped, loaded, manifest, spec_of
 from dradriver.slices import ApiShape, Body, Earlier, Pool, pool_specs, same
 
 _MODE = 0o644
 _NUMBERED = r"{}-(?:[0-9]{{3}}|[1-9][0-9]{{3,5}})\.yaml"
 _LEFTOVER = r"\.{}-[0-9]{{3,6}}\.yaml\.[0-9a-f]{{16}}\.tmp"
+_OURS = re.compile(_NUMBERED.format("(?P<stem>[a-z0-9.-]+_[a-z0-9-]+)"))
 _MAX_STEM = 255 - len(".-000000.yaml.0123456789abcdef.tmp")
 _MAX_FILE_BYTES = 8 << 20
 
@@ -90,6 +92,18 @@ class FilePublisher:
                 removed += stale
         return PublishResult(tuple(written), tuple(removed))
 
+    def withdraw_others(self, keep: Iterable[tuple[str, str]]) -> PublishResult:
+        """Remove the files of other pools than those of (driver, pool) in `keep`; they are known by their header."""
+        stems = {f"{driver}_{pool.rpartition('/')[2]}" for driver, pool in keep}
+        removed = []
+        with self._lock:
+            for path in self._entries():
+                found = _OURS.fullmatch(path.name)
+                if found and found["stem"] not in stems and _has_header(path):
+                    path.unlink(missing_ok=True)
+                    removed.append(path.name)
+        return PublishResult(removed=tuple(removed))
+
     def withdraw(self, driver: str, node: str, pool: str) -> PublishResult:
         """Remove the files of a pool, and forget it."""
         named = _checked(driver, node, pool)
@@ -144,8 +158,11 @@ class FilePublisher:
 
     def _matching(self, pool: Pool, rest: str) -> list[Path]:
         pattern = re.compile(rest.format(re.escape(_stem(pool))))
+        return [path for path in self._entries() if pattern.fullmatch(path.name)]
+
+    def _entries(self) -> list[Path]:
         try:
-            return sorted(path for path in self._directory.iterdir() if pattern.fullmatch(path.name))
+            return sorted(self._directory.iterdir())
         except FileNotFoundError:
             return []
 
@@ -187,6 +204,16 @@ def _checked(driver: str, node: str, pool: str) -> Pool:
             f"driver and last part may have {_MAX_STEM - 1} characters together"
         )
     return named
+
+
+def _has_header(path: Path) -> bool:
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(len(HEADER)) == HEADER.encode()
+    except OSError:
+        return False
 
 
 def _stem(pool: Pool) -> str:

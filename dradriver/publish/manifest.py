@@ -15,7 +15,7 @@ except ImportError:  # PyYAML can be built without libyaml, and is then slower.
     from yaml import SafeDumper as _BaseDumper  # type: ignore[assignment]
     from yaml import SafeLoader as _Loader  # type: ignore[assignment]
 
-_HEADER = "# Kept by dradriver: an edit is undone.\n"
+HEADER = "# Kept by dradriver: an edit is undone.\n"
 
 # YAML readers differ in what they take for a number, a time or a truth value ("1e3", "0:40", "y"). Quoted is
 # what is not plainly a word; words that the dumper knows as special ("null", "on") it quotes itself.
@@ -72,7 +72,7 @@ def manifest(pool: Pool, number: int, spec: Body) -> Body:
 def dumped(body: Body) -> bytes:
     """Return a manifest as YAML."""
     text = yaml.dump(body, Dumper=_Dumper, sort_keys=False, width=110)
-    return (_HEADER + text).encode()
+    return (HEADER + text).encode()
 
 
 def loaded(data: bytes) -> object:

@@ -22,14 +22,15 @@ class AllocationError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A device by name, and how much of its capacities."""
+    """A device by name, of any driver or of the named one, and how much of its capacities."""
 
     device: str
+    driver: str = ""
     amounts: Mapping[str, Quantity] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str) -> "Wish":
-        """Return the wish behind `NAME[:capacity=amount[,capacity=amount...]]`. Raises AllocationError."""
+        """Return the wish behind `[DRIVER/]NAME[:CAPACITY=AMOUNT[,CAPACITY=AMOUNT...]]`. Raises AllocationError."""
         device, colon, rest = text.partition(":")
         amounts = {}
         for part in rest.split(",") if colon else []:
@@ -40,7 +41,8 @@ class Wish:
                 amounts[name] = Quantity.parse(amount)
             except ValueError as error:
                 raise AllocationError(f"{shown(text)}: {error}") from None
-        return cls(device, amounts)
+        driver, _, name = device.rpartition("/")
+        return cls(name, driver, amounts)
 
 
 def allocate(
@@ -61,7 +63,7 @@ def allocate(
     requests, results = [], []
     for number, wish in enumerate(wishes):
         request = f"device-{number}"
-        spec, device = _named(wish.device, found)
+        spec, device = _named(wish, found)
         shared = bool(device.get("allowMultipleAllocations"))
         result = {
             "request": request,
@@ -77,6 +79,13 @@ def allocate(
         results.append(result)
         exactly = {"deviceClassName": spec["driver"], "allocationMode": "ExactCount", "count": 1}
         requests.append({"name": request, "exactly": exactly})
+    allocated = {result["driver"] for result in results}
+    for driver, _ in parameters:
+        if driver not in allocated:
+            raise AllocationError(
+                f"parameters for driver {shown(driver)}: no device of it is asked for, "
+                f"but of {', '.join(sorted(allocated))}"
+            )
     config = [
         {"source": "FromClaim", "requests": [], "opaque": {"driver": driver, "parameters": dict(fields)}}
         for driver, fields in parameters
@@ -96,14 +105,19 @@ def allocate(
 
 
 def _named(
-    name: str, found: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
+    wish: Wish, found: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    matching = [(spec, device) for spec, device in found if device["name"] == name]
+    name = wish.device
+    matching = [
+        (spec, device)
+        for spec, device in found
+        if device["name"] == name and wish.driver in {"", spec["driver"]}
+    ]
     if len(matching) == 1:
         return matching[0]
     if matching:
         drivers = ", ".join(spec["driver"] for spec, _ in matching)
-        raise AllocationError(f"device {shown(name)} is published by several drivers: {drivers}")
+        raise AllocationError(f"device {shown(name)} is published by {drivers}: write DRIVER/{name}")
     names = sorted(device["name"] for _, device in found)
     known = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
     raise AllocationError(f"device {shown(name)} is not published; published are {known or 'none'}")

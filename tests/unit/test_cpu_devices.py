@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import recorded
-from dradriver.backend import BackendError
 from dradriver.host import CPUSet, Host, UeventsUnavailableError
 from dradriver.model import Device, PoolContent, Quantity
 from dradriver.slices.check import checked
@@ -165,12 +164,13 @@ def test_reserved_cpus_are_left_out(tmp_path: Path) -> None:
     content = offered(two_sockets(tmp_path).root, reserved="0-1,4-5,7,64")
     (device,) = content.devices
     assert (device.name, facts(device)["cpu"]) == ("cpu-numa-1", 3)
-    assert "reserved: CPUs 64 are not online" in content.notes
+    assert "reserved: CPUs 64 are not online" in content.warnings
 
 
-def test_to_reserve_all_cpus_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match=r"reserved: 0-15: these are all online CPUs \(0-7\)"):
-        offered(two_sockets(tmp_path).root, reserved="0-15")
+def test_to_reserve_all_cpus_leaves_no_device_and_a_warning(tmp_path: Path) -> None:
+    content = offered(two_sockets(tmp_path).root, "0-15")
+    assert content.devices == ()
+    assert "reserved: 0-15: these are all online CPUs (0-7), which leaves none to offer" in content.warnings
 
 
 def test_no_hardware_is_no_device(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_huge_pages_whose_node_is_not_told_lessen_the_memory_of_each_node() -> N
     assert sizes(content)["memory-numa-1"] == "15358Mi"
     assert not any(name.startswith("hugepages") for name in sizes(content))
     assert any(
-        "huge pages of 2Mi: the kernel does not tell their NUMA nodes" in note for note in content.notes
+        "huge pages of 2Mi: the kernel does not tell their NUMA nodes" in note for note in content.warnings
     )
 
 
@@ -135,7 +135,7 @@ def test_one_node_has_the_memory_of_the_machine_where_only_that_is_known() -> No
 def test_memory_of_unknown_amount_is_not_offered() -> None:
     content = offered(recorded.unpacked("lscpu-x86_64-epyc_7451"))
     assert content.devices == ()
-    assert "memory of numa-7: the kernel does not tell how much: not offered" in content.notes
+    assert "memory of numa-7: the kernel does not tell how much: not offered" in content.warnings
 
 
 def test_all_sizes_of_huge_pages(tmp_path: Path) -> None:
@@ -199,13 +199,13 @@ def test_reserved_memory_is_left_out(tmp_path: Path) -> None:
     tree = two_sockets(tmp_path)
     content = offered(tree.root, {"0": "1Gi", "1": "1", "7": "1Gi"})
     assert sizes(content) == {"memory-numa-0": "3Gi", "memory-numa-1": "4194300Ki"}
-    assert "reserved: 7: no NUMA node with host memory has that id" in content.notes
+    assert "reserved: 7: no NUMA node with host memory has that id" in content.warnings
 
 
 def test_a_node_that_is_all_reserved_is_not_offered(tmp_path: Path) -> None:
     content = offered(two_sockets(tmp_path).root, {"0": "4Gi"})
     assert list(sizes(content)) == ["memory-numa-1"]
-    assert "memory of numa-0: nothing is left beside huge pages and what is reserved" in content.notes
+    assert "memory of numa-0: nothing is left beside huge pages and what is reserved" in content.warnings
 
 
 def test_nodes_that_contradict_each_other_on_cpus_still_have_their_memory() -> None:
@@ -248,4 +248,4 @@ def test_this_machine() -> None:
         pytest.skip("no /proc here")
     content = offered(Path("/"))
     assert checked(content).content == content
-    assert content.devices or content.notes
+    assert content.devices or content.warnings

@@ -395,3 +395,16 @@ def test_any_text_is_read_back(tmp_path_factory: pytest.TempPathFactory, values:
     }
     assert kept == device.attributes
     assert publish(FilePublisher(directory), PoolContent((device,), (counters,))) == PublishResult()
+
+
+def test_what_an_earlier_configuration_published_is_withdrawn(tmp_path: Path) -> None:
+    publisher = FilePublisher(tmp_path)
+    for driver in ("cpu.example.com", "old.example.com"):
+        publisher.publish(driver, "node-a", "node-a/cpu", PoolContent((Device(name="cpu-numa-0"),)))
+    (tmp_path / "other.example.com_cpu-000.yaml").write_text("written: by others\n")
+    result = FilePublisher(tmp_path).withdraw_others([("cpu.example.com", "node-a/cpu")])
+    assert result.removed == ("old.example.com_cpu-000.yaml",)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "cpu.example.com_cpu-000.yaml",
+        "other.example.com_cpu-000.yaml",
+    ]
