@@ -1,4 +1,4 @@
-"""The host, read only: files below any root, the topology found in them, and events of the kernel."""
+"""The host, read only: files below any root, the topology and devices found in them, and events of the kernel."""
 
 from dradriver.host.allowed import Allowed, Cgroup
 from dradriver.host.cache import Cache
@@ -6,7 +6,16 @@ from dradriver.host.core_kinds import EFFICIENCY, PERFORMANCE, CoreKinds
 from dradriver.host.cpu import CPU, CPULists
 from dradriver.host.cpuset import CPUSet
 from dradriver.host.memory import HugePages, Memory
+from dradriver.host.net import (
+    InfiniBandDevice,
+    InfiniBandPort,
+    NetInterface,
+    read_infiniband,
+    read_net_interfaces,
+)
 from dradriver.host.numa import MemorySideCache, NUMANode
+from dradriver.host.pci import PCIDevice, PCIDevices, PCILink, pcie_root, pcie_switch, read_pci
+from dradriver.host.pcipath import PCIPath, pci_address
 from dradriver.host.root import Host
 from dradriver.host.topology import Locality, Topology, read_topology
 from dradriver.host.uevents import Uevent, UeventMonitor, UeventsUnavailableError
@@ -23,13 +32,26 @@ __all__ = [
     "CoreKinds",
     "Host",
     "HugePages",
+    "InfiniBandDevice",
+    "InfiniBandPort",
     "Locality",
     "Memory",
     "MemorySideCache",
     "NUMANode",
+    "NetInterface",
+    "PCIDevice",
+    "PCIDevices",
+    "PCILink",
+    "PCIPath",
     "Topology",
     "Uevent",
     "UeventMonitor",
     "UeventsUnavailableError",
+    "pci_address",
+    "pcie_root",
+    "pcie_switch",
+    "read_infiniband",
+    "read_net_interfaces",
+    "read_pci",
     "read_topology",
 ]

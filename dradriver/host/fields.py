@@ -8,6 +8,7 @@ from dradriver.host.root import Host, parse_int
 from dradriver.model.text import shown
 
 _SIZE = re.compile(r"([0-9]{1,15})([KMG]?)")
+_HEX = re.compile(r"0x[0-9a-fA-F]{1,8}")
 _FACTOR = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -20,6 +21,17 @@ def int_field(host: Host, path: str, notes: Notes, *, cpu: int | None = None) ->
     if value is None:
         notes.add(f"{_generic(path, cpu)}: {shown(text)} is not a number: taken as unknown", cpu)
     return value
+
+
+def hex_field(host: Host, path: str, notes: Notes) -> int | None:
+    """Read a hexadecimal number such as `0x060400`."""
+    text = host.read_text(path)
+    if not text:
+        return None
+    if not _HEX.fullmatch(text):
+        notes.add(f"{path}: {shown(text)} is not a hexadecimal number: taken as unknown")
+        return None
+    return int(text, 16)
 
 
 def size_field(host: Host, path: str, notes: Notes, *, cpu: int | None = None) -> int | None:
