@@ -13,11 +13,32 @@ GROUP = "dradriver.backends"
 
 
 def load_backends(settings: Settings) -> tuple[tuple[str, Backend[Any, Any]], ...]:
-    """Return (driver name, backend) for each configured backend. Raises SettingsError."""
+    """Return (driver name, backend) for each configured backend; build the node that stands in for this host.
+
+    Raises SettingsError.
+    """
+    if settings.stand_in:
+        try:
+            settings.stand_in.build()
+        except (ConfigError, OSError) as error:
+            raise SettingsError(f"{settings.source}: {error}") from None
     return tuple((driver, _load(settings, kind)) for driver, kinds in settings.drivers for kind in kinds)
 
 
 def _load(settings: Settings, kind: str) -> Backend[Any, Any]:
+    backend = settings.stand_in.backends.get(kind) if settings.stand_in else None
+    backend = backend or _installed(settings, kind)
+    try:
+        check_label(kind, "backend kind")
+        options = decode(backend.options_type, settings.options.get(kind, {}), f"backends.{kind}")
+        return backend(Host(settings.host_root), options)
+    except ConfigError as error:
+        raise SettingsError(f"{settings.source}: {error}") from None
+    except ValueError as error:
+        raise SettingsError(f"{settings.source}: backends.{kind}: {error}") from None
+
+
+def _installed(settings: Settings, kind: str) -> type[Backend[Any, Any]]:
     points = {point.name: point for point in entry_points(group=GROUP)}
     if kind not in points:
         raise SettingsError(
@@ -32,11 +53,4 @@ def _load(settings: Settings, kind: str) -> Backend[Any, Any]:
         ) from None
     if not issubclass(backend, Backend) or backend.kind != kind:
         raise SettingsError(f"{settings.source}: drivers: entry point {kind} is not a backend of that kind")
-    try:
-        check_label(kind, "backend kind")
-        options = decode(backend.options_type, settings.options.get(kind, {}), f"backends.{kind}")
-        return backend(Host(settings.host_root), options)
-    except ConfigError as error:
-        raise SettingsError(f"{settings.source}: {error}") from None
-    except ValueError as error:
-        raise SettingsError(f"{settings.source}: backends.{kind}: {error}") from None
+    return backend

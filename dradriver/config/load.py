@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from dradriver.backend import ConfigError, decode
-from dradriver.config.types import Config, Log, Standalone
+from dradriver.config.standin import StandIn, find_stand_in
+from dradriver.config.types import DEFAULT_BACKENDS, Config, Log, Standalone, default_drivers
 from dradriver.model import shown
 from dradriver.model.names import check_driver, check_subdomain
 
@@ -26,6 +27,7 @@ class Settings:
     """The configuration with every path absolute and every default filled in.
 
     instance   tells the daemons of one node apart while one replaces the other: the pod's UID, None outside a pod
+    stand_in   the node in place of this host, whose root `host_root` then is
     """
 
     node: str
@@ -41,6 +43,7 @@ class Settings:
     rescan_seconds: int
     log: Log
     source: str
+    stand_in: StandIn | None = None
 
     @property
     def journal(self) -> Path:
@@ -113,21 +116,31 @@ def _settings(
     state = _absolute(config.state, "state") if config.state else kubelet_root / STATE_DIRECTORY
     if directory:
         state = directory / "state"
+    stand_in = _stand_in(config, state)
     return Settings(
         node=node,
         instance=environment.get("POD_UID") or None,
-        host_root=_absolute(config.host_root, "hostRoot"),
+        host_root=stand_in.host_root if stand_in else _absolute(config.host_root, "hostRoot"),
         kubelet_root=kubelet_root,
         state=state,
         cdi=directory / "cdi" if directory else _absolute(config.cdi, "cdi"),
         claims=_standalone(config.standalone, "claims", directory or state),
         slices=_standalone(config.standalone, "slices", directory or state),
-        drivers=_drivers(config),
+        drivers=_drivers(config, stand_in),
         options=config.backends,
         rescan_seconds=config.rescan_seconds,
         log=config.log,
         source=source,
+        stand_in=stand_in,
     )
+
+
+def _stand_in(config: Config, state: Path) -> StandIn | None:
+    if config.fake is None:
+        return None
+    if config.host_root != "/":
+        raise ConfigError("hostRoot", "a fake node has a root of its own: leave this out")
+    return find_stand_in("fake", config.fake, state)
 
 
 def _node(config: Config, environment: Mapping[str, str]) -> str:
@@ -155,15 +168,17 @@ def _standalone(standalone: Standalone, name: str, base: Path) -> Path:
     return _absolute(value, f"standalone.{name}") if value else base / name
 
 
-def _drivers(config: Config) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _drivers(config: Config, stand_in: StandIn | None) -> tuple[tuple[str, tuple[str, ...]], ...]:
     seen: dict[str, str] = {}
-    for n, driver in enumerate(config.drivers):
+    own = stand_in.backends if stand_in else ()
+    drivers = config.drivers or default_drivers((*own, *DEFAULT_BACKENDS))
+    for n, driver in enumerate(drivers):
         path = f"drivers[{n}]"
         try:
             check_driver(driver.name)
         except ValueError as error:
             raise ConfigError(f"{path}.name", str(error)) from None
-        if driver.name in {other.name for other in config.drivers[:n]}:
+        if driver.name in {other.name for other in drivers[:n]}:
             raise ConfigError(f"{path}.name", f"{shown(driver.name)} stands twice")
         for backend in driver.backends:
             if backend in seen:
@@ -172,4 +187,4 @@ def _drivers(config: Config) -> tuple[tuple[str, tuple[str, ...]], ...]:
     for backend in config.backends:
         if backend not in seen:
             raise ConfigError(f"backends.{backend}", f"no driver uses it; used are {', '.join(sorted(seen))}")
-    return tuple((driver.name, driver.backends) for driver in config.drivers)
+    return tuple((driver.name, driver.backends) for driver in drivers)

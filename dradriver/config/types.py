@@ -1,5 +1,6 @@
 """The configuration file as types. docs/configuration.md describes every field."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -30,10 +31,12 @@ class Log(Strict, frozen=True, kw_only=True):
     format: Literal["text", "json"] = "text"
 
 
-DEFAULT_DRIVERS = (
-    DriverConfig(name="cpu.dradriver.io", backends=("cpu",)),
-    DriverConfig(name="memory.dradriver.io", backends=("memory",)),
-)
+DEFAULT_BACKENDS = ("cpu", "memory")
+
+
+def default_drivers(kinds: Iterable[str]) -> tuple[DriverConfig, ...]:
+    """Return a driver for each kind of hardware, under its usual name."""
+    return tuple(DriverConfig(name=f"{kind}.dradriver.io", backends=(kind,)) for kind in kinds)
 
 
 class Config(Strict, frozen=True, kw_only=True):
@@ -44,8 +47,9 @@ class Config(Strict, frozen=True, kw_only=True):
     kubelet_root: str = "/var/lib/kubelet"
     state: str = ""
     cdi: str = "/var/run/cdi"
-    drivers: Annotated[tuple[DriverConfig, ...], msgspec.Meta(min_length=1)] = DEFAULT_DRIVERS
+    drivers: Annotated[tuple[DriverConfig, ...], msgspec.Meta(min_length=1)] | None = None
     backends: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    fake: dict[str, Any] | None = None
     standalone: Standalone = Standalone()
     rescan_seconds: Seconds = 30
     log: Log = Log()

@@ -9,6 +9,7 @@ from dradriver.model.device import (
     NUMA_NODE,
     PCI_BUS_ID,
     PCIE_ROOT,
+    PCIE_SWITCH,
     SOCKET_ID,
     AttributeValue,
     BindingConditions,
@@ -32,6 +33,7 @@ from dradriver.model.text import shown
 __all__ = [
     "NUMA_NODE",
     "PCIE_ROOT",
+    "PCIE_SWITCH",
     "PCI_BUS_ID",
     "SOCKET_ID",
     "Allocated",

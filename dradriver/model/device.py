@@ -15,6 +15,7 @@ PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
 PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
 NUMA_NODE = "resource.kubernetes.io/numaNode"
 SOCKET_ID = "dradriver.io/socketID"
+PCIE_SWITCH = "dradriver.io/pcieSwitch"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import pytest
 
 from dradriver.config import Config, DriverConfig, Log, Standalone
 from dradriver_cpu.config import CpuConfig, CpuOptions
+from dradriver_fake import FakeOptions, Fault
 from dradriver_memory.config import MemoryOptions
 
 PAGE = (Path(__file__).parents[2] / "docs/configuration.md").read_text()
@@ -20,6 +21,8 @@ TYPES: list[type[msgspec.Struct]] = [
     Log,
     CpuOptions,
     MemoryOptions,
+    FakeOptions,
+    Fault,
     CpuConfig,
 ]
 
