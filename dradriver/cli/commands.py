@@ -1,22 +1,23 @@
 """`dradriver` and its commands that look at this node."""
 
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import click
 
 from dradriver.backend import BackendError
 from dradriver.claims import ClaimError, claim_ref, read_claim
 from dradriver.cli.context import Node, fail, pass_node
+from dradriver.cli.inspect import check, replay, snapshot, topology
 from dradriver.cli.kubelet import kubelet
 from dradriver.cli.lookup import find_claim
-from dradriver.cli.output import Output, output_option, print_table, show
-from dradriver.cli.views import claim_rows, claim_view, device_rows, device_view, plan_tables, plan_view
+from dradriver.cli.output import Output, output_option, plain, print_table, show
+from dradriver.cli.views import claim_view, device_rows, device_view, plan_tables, plan_view, print_claims
 from dradriver.engine import HeldError, dry_run
 from dradriver.publish.manifest import manifest
 from dradriver.slices import Pool as SlicePool
-from dradriver.slices import pool_specs
+from dradriver.slices import PoolSpecs, pool_specs
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,11 +36,16 @@ from dradriver.slices import pool_specs
     show_envvar=True,
     help="where `dradriver run --dir` keeps everything",
 )
+@click.option(
+    "--snapshot",
+    type=click.Path(path_type=Path, resolve_path=True, exists=True),
+    help="look at the host in this file of `dradriver snapshot`, or below this directory",
+)
 @click.version_option(package_name="dradriver")
 @click.pass_context
-def cli(context: click.Context, config: Path | None, directory: Path | None) -> None:
+def cli(context: click.Context, config: Path | None, directory: Path | None, snapshot: Path | None) -> None:
     """Give Kubernetes this node's devices through Dynamic Resource Allocation."""
-    context.obj = Node(config, directory)
+    context.obj = Node(config, directory, snapshot)
 
 
 @cli.command(
@@ -51,6 +57,7 @@ def run(node: Node, arguments: tuple[str, ...]) -> None:
     """Probe this node, publish its devices, and serve the kubelet."""
     from dradriver.daemon.__main__ import exit_at_once, main
 
+    node.only_here("run")
     given = [
         *(["--config", str(node.config)] if node.config else []),
         *(["--dir", str(node.directory)] if node.directory else []),
@@ -70,9 +77,25 @@ def devices(node: Node, output: Output) -> None:
         for device in pool.snapshot.content.devices
     ]
     show(output, views, lambda: print_table(*device_rows(views)))
+    for _, _, remarks in _published(node):
+        _remark(remarks)
     broken = [f"pool {pool.name}: {pool.snapshot.error}" for pool in pools.all if pool.snapshot.error]
     if broken:
         fail("; ".join(broken))
+
+
+def _published(node: Node) -> Iterator[tuple[SlicePool, PoolSpecs, list[str]]]:
+    """Yield each pool's slices, and what is to be said of what they leave out."""
+    for pool in node.pools.all:
+        named = SlicePool(pool.driver, node.settings.node, pool.name)
+        made = pool_specs(named, pool.snapshot.content)
+        texts = (*pool.snapshot.content.warnings, *map(str, made.left_out), *made.warnings)
+        yield named, made, [f"pool {pool.name}: {text}" for text in texts]
+
+
+def _remark(remarks: Iterable[str]) -> None:
+    for remark in remarks:
+        click.echo(f"dradriver: {plain(remark)}", err=True)
 
 
 @cli.command()
@@ -80,13 +103,8 @@ def devices(node: Node, output: Output) -> None:
 @pass_node
 def slices(node: Node, output: Output) -> None:
     """Show the ResourceSlices that this node publishes, from devices probed now."""
-    manifests: list[dict[str, Any]] = []
-    remarks: list[str] = []
-    for pool in node.pools.all:
-        named = SlicePool(pool.driver, node.settings.node, pool.name)
-        made = pool_specs(named, pool.snapshot.content)
-        manifests += [manifest(named, number, spec) for number, spec in enumerate(made.specs)]
-        remarks += [f"pool {pool.name}: {text}" for text in (*map(str, made.left_out), *made.warnings)]
+    published = list(_published(node))
+    manifests = [manifest(pool, n, spec) for pool, made, _ in published for n, spec in enumerate(made.specs)]
     data = {"apiVersion": "v1", "kind": "List", "items": manifests}
     rows = [
         [
@@ -100,8 +118,8 @@ def slices(node: Node, output: Output) -> None:
     ]
     columns = ("SLICE", "DRIVER", "POOL", "DEVICES", "COUNTER SETS")
     show(output, data, lambda: print_table(columns, rows, "no slices"))
-    for remark in remarks:
-        click.echo(f"dradriver: {remark}", err=True)
+    for _, _, remarks in published:
+        _remark(remarks)
 
 
 @cli.command()
@@ -127,6 +145,9 @@ def plan(node: Node, claim: str, output: Output) -> None:
     finally:
         if view:
             view.close()
+    foreign = sorted({result.driver for result in decoded.results} - set(node.pools.drivers))
+    if planned and foreign:
+        _remark([f"not planned, since they are other drivers': {', '.join(foreign)}"])
     if not planned:
         fail(f"claim {claim}: no device of drivers {', '.join(node.pools.drivers)} is allocated to it")
     data = plan_view(decoded, planned)
@@ -139,7 +160,11 @@ def plan(node: Node, claim: str, output: Output) -> None:
 def claims(node: Node, output: Output) -> None:
     """Show the claims that are prepared on this node: since when, what they hold, and their steps."""
     views = [claim_view(record) for record in node.records()]
-    show(output, views, lambda: print_table(*claim_rows(views, datetime.now(UTC))))
+    show(output, views, lambda: print_claims(views, datetime.now(UTC)))
 
 
 cli.add_command(kubelet)
+cli.add_command(topology)
+cli.add_command(check)
+cli.add_command(snapshot)
+cli.add_command(replay)

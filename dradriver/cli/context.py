@@ -1,7 +1,8 @@
 """What the commands share: the settings, the pools of this node, and the errors that end a command."""
 
+import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
@@ -10,6 +11,7 @@ import click
 
 from dradriver.config import Settings, SettingsError, load, load_backends
 from dradriver.engine import JournalError, JournalView, Pools, Record, refresh_all, view_journal
+from dradriver.host import Host
 
 
 class Failure(click.ClickException):
@@ -38,14 +40,36 @@ class Node:
 
     config: Path | None
     directory: Path | None
+    snapshot: Path | None = None
 
     @cached_property
     def settings(self) -> Settings:
         """The settings; a wrong configuration ends the command with exit code 2."""
         try:
-            return load(self.config, self.directory)
+            settings = load(self.config, self.directory)
         except SettingsError as error:
             raise Misuse(str(error)) from None
+        if self.snapshot is None:
+            return settings
+        if settings.stand_in:
+            raise Misuse(
+                f"--snapshot: {settings.source} describes a node that stands in for the host already"
+            )
+        return replace(settings, host_root=_host_root(self.snapshot))
+
+    @property
+    def host(self) -> Host:
+        """The host that is looked at; one that stands in for this is there once its backends are loaded."""
+        if self.settings.stand_in:
+            _ = self.pools
+        return Host(self.settings.host_root)
+
+    def only_here(self, command: str) -> None:
+        """End the command where it is asked about another machine than this."""
+        if self.snapshot:
+            raise Misuse(
+                f"--snapshot: {command} is about this machine; unpack with replay, and name it as hostRoot"
+            )
 
     @cached_property
     def pools(self) -> Pools:
@@ -58,7 +82,9 @@ class Node:
         return pools
 
     def journal(self) -> JournalView | None:
-        """Open the journal for reading; None where no daemon has written one."""
+        """Open the journal for reading; None where no daemon has written one, or it is another machine's."""
+        if self.snapshot and not self.directory:
+            return None
         try:
             if not self.settings.journal.exists():
                 return None
@@ -85,6 +111,22 @@ class Node:
                 if record not in claims:
                     claims.append(record)
         return found
+
+
+def _host_root(snapshot: Path) -> Path:
+    """Return the host root in a directory, or replay a snapshot into one that lasts as long as the command."""
+    from dradriver.host.snapshot import SnapshotError, read_snapshot, replay
+
+    if snapshot.is_dir():
+        return snapshot
+    try:
+        found = read_snapshot(snapshot)
+        scratch = tempfile.TemporaryDirectory(prefix="dradriver-")
+        return replay(found, Path(click.get_current_context().find_root().with_resource(scratch)))
+    except SnapshotError as error:
+        fail(f"--snapshot: {error}")
+    except OSError as error:
+        fail(f"--snapshot: {snapshot}: {error.strerror}")
 
 
 pass_node = click.make_pass_decorator(Node)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import queue
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -9,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import yaml
 
-from dradriver.claims import ClaimError, claim_ref, load_documents, read_claim
+from dradriver.claims import ClaimError, DirectoryClaims, claim_ref, load_documents, read_claim
 from dradriver.cli.context import Misuse, Node, fail, pass_node
 from dradriver.cli.lookup import find_claim
 from dradriver.cli.output import Output, output_option, print_table, show
-from dradriver.model import ClaimRef, PreparedDevice
+from dradriver.model import ClaimRef, PreparedDevice, Quantity
 from dradriver.model.names import check_label, check_subdomain
 
 if TYPE_CHECKING:
@@ -72,7 +75,9 @@ def plugins(node: Node, output: Output) -> None:
         ]
         for one in data
     ]
-    empty = f"no registration sockets in {small.registry}"
+    empty = (
+        f"no registration sockets in {small.registry} (does --dir or DRADRIVER_DIR name the right directory?)"
+    )
     show(output, data, lambda: print_table(("NAME", "TYPE", "ENDPOINT", "VERSIONS"), rows, empty))
 
 
@@ -82,7 +87,7 @@ def plugins(node: Node, output: Output) -> None:
     "--device",
     "devices",
     multiple=True,
-    metavar="NAME[:CAPACITY=AMOUNT,...]",
+    metavar="[DRIVER/]NAME[:CAPACITY=AMOUNT,...]",
     help="allocate a new claim to this published device (may be repeated)",
 )
 @click.option("--name", default="demo", show_default=True, help="name of the new claim")
@@ -106,17 +111,31 @@ def prepare(
 ) -> None:
     """Prepare CLAIM, or a new claim for the named devices, with every driver that is concerned.
 
-    CLAIM is a file with an allocated ResourceClaim, or the name of one in the claims directory.
+    CLAIM is a file with an allocated ResourceClaim, or the name of one in the claims directory. A driver that runs
+    without a cluster reads claims from that directory, so a file is put there, and taken away by unprepare.
     """
     if bool(claim) == bool(devices):
         raise Misuse("either CLAIM or --device is expected")
-    obj = find_claim(node, claim) if claim else _new_claim(node, name, namespace, devices, parameters)
-    ref, drivers = _drivers(obj)
+    made = None
+    if claim:
+        obj = find_claim(node, claim)
+        ref, drivers = _drivers(obj)
+        if Path(claim).is_file() and node.settings.claims.is_dir():
+            made = _put(node, ref, obj)
+    else:
+        obj, made = _new_claim(node, name, namespace, devices, parameters)
+        ref, drivers = _drivers(obj)
     answers: dict[str, tuple[PreparedDevice, ...] | str] = {}
     with _kubelet(node) as small:
         for driver in drivers:
             answers[driver] = small.prepare(driver, [ref])[ref.uid]
-    data = [_prepared_view(node, ref, driver, answer) for driver, answer in answers.items()]
+    if made and all(isinstance(answer, str) for answer in answers.values()):
+        made.unlink(missing_ok=True)
+    consumed = {
+        (result.pool, result.device, result.share_id): result.consumed
+        for result in read_claim(obj, ref).results
+    }
+    data = [_prepared_view(node, ref, driver, answer, consumed) for driver, answer in answers.items()]
     show(output, data, lambda: _prepared_table(ref, data))
     if any(isinstance(answer, str) for answer in answers.values()):
         raise SystemExit(1)
@@ -124,28 +143,48 @@ def prepare(
 
 def _new_claim(
     node: Node, name: str, namespace: str, devices: Sequence[str], parameters: Sequence[str]
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Path]:
     from dradriver.sim.allocate import AllocationError, Wish, allocate
 
     try:
         check_subdomain(name, "claim name")
         check_label(namespace, "namespace")
-        path = node.settings.claims / f"{namespace}.{name}.yaml"
-        if path.exists():
-            fail(f"claim {namespace}/{name} exists already: {path}")
         wishes = [Wish.parse(device) for device in devices]
         configs = [_parameters(text) for text in parameters]
         made = allocate(name, namespace, wishes, _published(node), configs)
     except (AllocationError, ValueError) as error:
         fail(str(error))
+    path = _put(node, claim_ref(made), made)
+    if path is None:
+        fail(f"claim {namespace}/{name} exists already: unprepare it, or choose another --name")
+    return made, path
+
+
+def _put(node: Node, ref: ClaimRef, obj: Mapping[str, Any]) -> Path | None:
+    """Put a claim into the claims directory; return its file, or None where the name is taken there."""
+    from dradriver.sim.allocate import MADE
+
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        check_subdomain(ref.name, "claim name")
+        check_label(ref.namespace, "namespace")
+    except ValueError as error:
+        fail(str(error))
+    directory = node.settings.claims
+    if any(
+        (known.namespace, known.name) == (ref.namespace, ref.name)
+        for known, _ in DirectoryClaims(directory).all()
+    ):
+        return None
+    metadata = obj["metadata"] | {"annotations": (obj["metadata"].get("annotations") or {}) | {MADE: "true"}}
+    path = directory / f"{ref.namespace}.{ref.name}.yaml"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(made, indent=2) + "\n")
+        temporary.write_text(yaml.safe_dump({**obj, "metadata": metadata}, sort_keys=False))
         temporary.rename(path)
     except OSError as error:
         fail(f"{path}: {error.strerror}")
-    return made
+    return path
 
 
 def _parameters(text: str) -> tuple[str, Mapping[str, Any]]:
@@ -183,7 +222,11 @@ def _drivers(obj: Any) -> tuple[ClaimRef, list[str]]:
 
 
 def _prepared_view(
-    node: Node, ref: ClaimRef, driver: str, answer: tuple[PreparedDevice, ...] | str
+    node: Node,
+    ref: ClaimRef,
+    driver: str,
+    answer: tuple[PreparedDevice, ...] | str,
+    consumed: Mapping[tuple[str, str, str | None], Mapping[str, Quantity]],
 ) -> dict[str, Any]:
     if isinstance(answer, str):
         return {"driver": driver, "claim": ref.uid, "error": answer}
@@ -195,6 +238,12 @@ def _prepared_view(
                 "requests": list(device.requests),
                 "pool": device.pool,
                 "device": device.device,
+                "consumed": {
+                    name: str(amount)
+                    for name, amount in consumed.get(
+                        (device.pool, device.device, device.share_id), {}
+                    ).items()
+                },
                 "cdiDeviceIDs": list(device.cdi_ids),
                 **({"shareID": device.share_id} if device.share_id else {}),
             }
@@ -282,27 +331,52 @@ def _forget(node: Node, obj: Mapping[str, Any]) -> None:
 @output_option
 @pass_node
 def health(node: Node, driver: str | None, watch: bool, version: str, output: Output) -> None:
-    """Show the health that DRIVER reports; without DRIVER, that of the only DRA driver or of each in turn."""
+    """Show the health that DRIVER reports, or every DRA driver that answers."""
     with _kubelet(node) as small:
-        names = (
-            [driver]
-            if driver
-            else sorted({one.name for one in small.plugins() if one.type == "DRAPlugin" and not one.error})
-        )
+        found = [one.name for one in small.plugins() if one.type == "DRAPlugin" and not one.error]
+        names = [driver] if driver else sorted(set(found))
         if not names:
             fail(f"no DRA driver answers in {small.registry}")
-        if watch and len(names) > 1:
-            raise Misuse(f"--watch needs one DRIVER of {', '.join(names)}")
-        for name in names:
+        if watch:
+            for view in _watched(small, names, version):
+                _show_health([view], output)
+        else:
+            views = []
+            for name in names:
+                with small.watch_health(name, version) as stream:
+                    views.append(_health_view(name, next(stream, {})))
+            _show_health(views, output)
+
+
+def _watched(small: "Kubelet", names: Sequence[str], version: str) -> Iterator[dict[str, Any]]:
+    """Yield what the drivers send, until one of them ends its stream."""
+    from dradriver.sim.kubelet import KubeletError
+
+    arrived: queue.SimpleQueue[dict[str, Any] | KubeletError | None] = queue.SimpleQueue()
+
+    def listen(name: str) -> None:
+        try:
             with small.watch_health(name, version) as stream:
-                for number, states in enumerate(stream):
-                    _show_health(name, states, output, header=number == 0)
-                    if not watch:
-                        break
+                for states in stream:
+                    arrived.put(_health_view(name, states))
+        except KubeletError as error:
+            arrived.put(error)
+        else:
+            arrived.put(None)
+
+    for name in names:
+        threading.Thread(target=listen, args=(name,), daemon=True).start()
+    last: dict[str, Any] = {}
+    while (view := arrived.get()) is not None:
+        if isinstance(view, KubeletError):
+            raise view
+        if view != last.get(view["driver"]):
+            last[view["driver"]] = view
+            yield view
 
 
-def _show_health(driver: str, states: Mapping[tuple[str, str], Any], output: Output, *, header: bool) -> None:
-    data: dict[str, Any] = {
+def _health_view(driver: str, states: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
+    return {
         "driver": driver,
         "devices": [
             {
@@ -316,10 +390,13 @@ def _show_health(driver: str, states: Mapping[tuple[str, str], Any], output: Out
             for (pool, device), state in sorted(states.items())
         ],
     }
+
+
+def _show_health(views: Sequence[Mapping[str, Any]], output: Output) -> None:
     rows = [
-        [one["device"], one["health"], one["message"] or "-", one["lastUpdated"]] for one in data["devices"]
+        [view["driver"], one["device"], one["health"], one["message"] or "-", one["lastUpdated"]]
+        for view in views
+        for one in view["devices"]
     ]
-    columns = ("DEVICE", "HEALTH", "MESSAGE", "SINCE")
-    if output is Output.TABLE and header:
-        click.echo(driver)
-    show(output, data, lambda: print_table(columns, rows, "no devices"))
+    columns = ("DRIVER", "DEVICE", "HEALTH", "MESSAGE", "SINCE")
+    show(output, list(views), lambda: print_table(columns, rows, "no devices"))

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -55,7 +56,6 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], empty: st
     if not rows:
         click.echo(empty)
         return
-    from rich.console import Console
     from rich.table import Table
 
     terminal = sys.stdout.isatty()
@@ -63,13 +63,47 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], empty: st
     for column in columns:
         table.add_column(column, overflow="fold", no_wrap=not terminal)
     for row in rows:
-        table.add_row(*(_plain(cell) for cell in row))
-    console = Console(width=None if terminal else 10_000, highlight=False, markup=False, emoji=False)
+        table.add_row(*(plain(cell) for cell in row))
+    _print(table)
+
+
+@dataclass(slots=True)
+class Branch:
+    """One line of a tree, and what is below it."""
+
+    label: str
+    below: list["Branch"] = field(default_factory=list)
+
+    def add(self, label: str) -> "Branch":
+        """Add a line below this one, and return it."""
+        made = Branch(label)
+        self.below.append(made)
+        return made
+
+
+def print_tree(root: Branch) -> None:
+    """Print a tree. Off a terminal nothing is cut to its width."""
+    from rich.text import Text
+    from rich.tree import Tree
+
+    def grown(branch: Branch, tree: Tree) -> Tree:
+        for child in branch.below:
+            grown(child, tree.add(Text(plain(child.label))))
+        return tree
+
+    _print(grown(root, Tree(Text(plain(root.label)))))
+
+
+def _print(renderable: Any) -> None:
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else 10_000
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:
-        console.print(table)
+        console.print(renderable)
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Return text that cannot steer a terminal."""
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)

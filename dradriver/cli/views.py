@@ -8,7 +8,7 @@ import click
 
 from dradriver.backend import Phase
 from dradriver.claims import Claim
-from dradriver.cli.output import print_table
+from dradriver.cli.output import plain, print_table
 from dradriver.engine import Planned, Pool, Record
 from dradriver.model import ClaimRef, Device
 from dradriver.slices.encode import device_body
@@ -35,10 +35,7 @@ def device_rows(views: Sequence[Mapping[str, Any]]) -> Table:
             view["name"],
             view["driver"],
             "\n".join(f"{name}: {value['value']}" for name, value in view.get("capacity", {}).items()) or "-",
-            "\n".join(
-                f"{name.removeprefix('resource.kubernetes.io/')}: {scalar(value)}"
-                for name, value in view.get("attributes", {}).items()
-            ),
+            "\n".join(f"{name}: {scalar(value)}" for name, value in view.get("attributes", {}).items()),
             view["health"] + (f"\n{view['healthMessage']}" if "healthMessage" in view else ""),
             "\n".join(f"{claim['namespace']}/{claim['name']}" for claim in view["claims"]) or "-",
         ]
@@ -82,29 +79,32 @@ def claim_view(record: Record) -> dict[str, Any]:
         ],
         "holds": [{"unit": hold.unit, "amount": str(hold.amount)} for hold in record.holds],
         "steps": [
-            {"phase": step.phase.value, "state": step.state.value, "step": step.text, "facts": step.facts}
+            {
+                "phase": step.phase.value,
+                "step": step.text,
+                **({"state": step.state.value, "facts": step.facts} if step.phase is Phase.PREPARE else {}),
+            }
             for step in record.steps
         ],
         **({"message": record.message} if record.message else {}),
     }
 
 
-def claim_rows(views: Sequence[Mapping[str, Any]], now: datetime) -> Table:
-    """Return the table of claims."""
-    rows = [
-        [
-            f"{view['claim']['namespace']}/{view['claim']['name']}\n{view['claim']['uid']}",
-            view["driver"],
-            view["state"] + (f"\n{view['message']}" if "message" in view else ""),
-            age(now - datetime.fromisoformat(view["since"])),
-            "\n".join(device_text(device) for device in view["devices"]),
-            "\n".join(hold_text(hold) for hold in view["holds"]),
-            "\n".join(f"{step['step']} ({step_state(step)})" for step in view["steps"]) or "-",
-        ]
-        for view in views
-    ]
-    columns = ("CLAIM", "DRIVER", "STATE", "AGE", "DEVICES", "HOLDS", "STEPS")
-    return columns, rows, "no claims are prepared on this node"
+def print_claims(views: Sequence[Mapping[str, Any]], now: datetime) -> None:
+    """Print claims for people: a line for each, and below it what it has, holds and does."""
+    if not views:
+        click.echo("no claims are prepared on this node")
+    for view in views:
+        claim = view["claim"]
+        since = age(now - datetime.fromisoformat(view["since"]))
+        click.echo(f"{claim['namespace']}/{claim['name']}  {view['driver']}  {view['state']}  since {since}")
+        lines = [("uid", claim["uid"])]
+        lines += [("device", device_text(device)) for device in view["devices"]]
+        lines += [("holds", hold_text(hold)) for hold in view["holds"]]
+        lines += [("step", step_text(step)) for step in view["steps"]]
+        lines += [("waits", view["message"])] if "message" in view else []
+        for word, text in lines:
+            click.echo(f"  {word:<7} {plain(text)}")
 
 
 def hold_text(hold: Mapping[str, Any]) -> str:
@@ -116,11 +116,10 @@ def hold_text(hold: Mapping[str, Any]) -> str:
     return f"device {name}" if kind == "device" else f"{hold['amount']} {name}"
 
 
-def step_state(step: Mapping[str, Any]) -> str:
-    """Return how far a step is; those of the runtime are executed whenever a container is created."""
-    if step["phase"] == Phase.PREPARE.value:
-        return str(step["state"])
-    return f"at {step['phase']} creation"
+def step_text(step: Mapping[str, Any]) -> str:
+    """Return a step and how far it is; those of the runtime are executed whenever a container is created."""
+    how = step["state"] if step["phase"] == Phase.PREPARE.value else f"at {step['phase']} creation"
+    return f"{step['step']} ({how})"
 
 
 def device_text(device: Mapping[str, Any]) -> str:
@@ -157,8 +156,8 @@ def plan_view(claim: Claim, planned: Sequence[tuple[str, Planned]]) -> dict[str,
                     for _, made in one.parts
                     for device in made.devices
                 ],
-                "draws": [
-                    {"what": draw.what, "amount": str(draw.amount), "of": str(draw.limit)}
+                "holds": [
+                    {"unit": draw.unit, "amount": str(draw.amount), "of": str(draw.limit)}
                     for draw in one.draws
                 ],
                 "steps": [
@@ -184,8 +183,8 @@ def plan_tables(view: Mapping[str, Any]) -> None:
         ]
         print_table(("REQUEST", "DEVICE", "CONTAINER EDITS"), rows, "")
         click.echo()
-        draws = [[draw["what"], draw["amount"], draw["of"]] for draw in driver["draws"]]
-        print_table(("HOLDS", "AMOUNT", "OF"), draws, "holds nothing")
+        holds = [[hold_text(hold), hold["of"]] for hold in driver["holds"]]
+        print_table(("HOLDS", "OF"), holds, "holds nothing")
         click.echo()
         steps = [[step["phase"], step["step"]] for step in driver["steps"]]
         print_table(("PHASE", "STEP"), steps, "no steps")

@@ -123,6 +123,19 @@ def test_a_claim_file_as_kubectl_prints_it_is_prepared_and_planned(
     assert (host.claims / "printed.yaml").exists()
     assert list(host.cdi.iterdir()) == []
 
+    (host.claims / "printed.yaml").unlink()
+    good(host, "kubelet", "prepare", str(file))
+    assert [held["claim"]["uid"] for held in parsed(host, "claims")] == [claim.uid]
+    good(host, "kubelet", "unprepare", "printed")
+    assert not list(host.claims.glob("*printed*")), "a file that prepare put there is taken away"
+
+
+def test_global_options_may_stand_behind_the_command(host: daemons.Node) -> None:
+    command = [sys.executable, "-m", "dradriver", "devices", "--dir", str(host.directory), "-o", "json"]
+    options = [f"--config={host.directory / 'config.yaml'}"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=True)
+    assert {device["name"] for device in json.loads(done.stdout)} >= {"cpu-numa-0", "cpu-numa-1"}
+
 
 def test_opaque_configuration_reaches_the_backend(host: daemons.Node) -> None:
     config = {"apiVersion": "dradriver.io/v1alpha1", "kind": "CpuConfig", "memory": "any"}
@@ -138,11 +151,13 @@ def test_a_refused_claim_ends_with_exit_code_1_and_the_drivers_words(host: daemo
     late = dradriver(host, "kubelet", "prepare", "--name", "late", "--device", "cpu-numa-0:cpu=1")
     assert late.returncode == 1
     assert "by claim default/all" in late.stdout
-    planned = dradriver(host, "plan", "late")
+    assert not list(host.claims.glob("*late*")), "a new claim that nobody prepared leaves no file"
+    waiting = host.claim("waiting", [cpu_result("1", "cpu-numa-0")])
+    planned = dradriver(host, "plan", "waiting")
     assert planned.returncode == 1
     assert "default/all" in planned.stderr
     good(host, "kubelet", "unprepare", "all")
-    good(host, "kubelet", "unprepare", "late")
+    assert parsed(host, "plan", "waiting")["claim"]["uid"] == waiting.uid
 
 
 @pytest.mark.parametrize(
@@ -164,10 +179,11 @@ def test_a_refused_claim_ends_with_exit_code_1_and_the_drivers_words(host: daemo
         (["kubelet", "prepare", "/etc/hostname"], 1, "not a ResourceClaim"),
         (["kubelet", "unprepare", "x", "--uid", "1"], 2, "--uid needs --driver"),
         (["kubelet", "health", "gpu.example.com"], 1, "no DRA driver 'gpu.example.com' answers"),
+        (["kubelet", "prepare", "--device", "x.io/cpu-numa-0"], 1, "device 'cpu-numa-0' is not published"),
         (
-            ["kubelet", "health", "--watch"],
-            2,
-            "--watch needs one DRIVER of cpu.dradriver.io, memory.dradriver.io",
+            ["kubelet", "prepare", "--device", "cpu-numa-0", "--parameters", "x.io={}"],
+            1,
+            "parameters for driver 'x.io': no device of it is asked for, but of cpu.dradriver.io",
         ),
         (["plan", "absent"], 1, "absent: no such file, and no such claim in"),
         (["devices", "-o", "xml"], 2, "'xml' is not one of"),
@@ -187,7 +203,7 @@ def test_plugins_and_health_are_shown(host: daemons.Node) -> None:
     assert [plugin["name"] for plugin in plugins] == [CPU, MEMORY]
     assert plugins[0]["versions"][0] == "v1.DRAPlugin"
     assert "cpu.dradriver.io" in good(host, "kubelet", "plugins")
-    health = json.loads(good(host, "kubelet", "health", CPU, "-o", "json"))
+    (health,) = json.loads(good(host, "kubelet", "health", CPU, "-o", "json"))
     assert {device["health"] for device in health["devices"]} == {"Healthy"}
     assert "memory-numa-1" in good(host, "kubelet", "health")
 
@@ -197,12 +213,13 @@ def test_health_is_watched_until_interrupted(host: daemons.Node, tmp_path: Path)
     command = [sys.executable, "-c", "from dradriver.cli import main; main()", "--dir", str(host.directory)]
     with output.open("wb") as file:
         process = subprocess.Popen(
-            [*command, "kubelet", "health", CPU, "--watch"],
+            [*command, "kubelet", "health", "--watch"],
             stdout=file,
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
-    eventually(lambda: "cpu-numa-0" in output.read_text(), "the first message")
+    for device in ("cpu-numa-0", "memory-numa-1"):
+        eventually(lambda name=device: name in output.read_text(), f"{device} is reported")  # type: ignore[misc]
     time.sleep(0.2)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
