@@ -100,7 +100,7 @@ def test_a_claim_gets_a_directory_of_its_own_until_it_ends(disks: Disks) -> None
     assert answer[0].share_id == "share-a"
     directory = disks.root / "host" / "mnt" / "nvme0" / "uid-a-0"
     assert directory.is_dir()
-    assert directory.stat().st_mode & 0o777 == 0o700
+    assert directory.stat().st_mode & 0o777 == 0o777
     assert disks.mounts() == [
         {"hostPath": "/mnt/nvme0/uid-a-0", "containerPath": "/data", "options": ["rbind", "rw"]}
     ]

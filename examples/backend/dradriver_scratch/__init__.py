@@ -86,8 +86,13 @@ class MakeDirectory(HostStep["ScratchBackend"]):
     disk: str
     name: str
 
+    def describe(self) -> str:
+        return f"make directory {self.name} on disk {self.disk}"
+
     def apply(self, backend: "ScratchBackend", work: Work) -> None:
-        backend.place(self.disk, self.name).mkdir(mode=0o700, exist_ok=True)
+        directory = backend.place(self.disk, self.name)
+        directory.mkdir(exist_ok=True)
+        directory.chmod(0o777)  # whoever the container runs as, like an emptyDir volume
 
     def revert(self, backend: "ScratchBackend", work: Work) -> None:
         with contextlib.suppress(FileNotFoundError):
