@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 
-from dradriver.backend import Backend, Plan, Request
+from dradriver.backend import Backend, Plan, Request, UnavailableError
 from dradriver.host import UeventMonitor, read_topology
 from dradriver.model import ClaimRef, Peer, PoolContent
 from dradriver_cpu.config import CpuConfig, CpuOptions
@@ -20,9 +20,18 @@ class CpuBackend(Backend[CpuInventory, CpuOptions]):
     config_types = (CpuConfig,)
     step_types = (PinCPUs,)
 
+    _saw_nodes = False
+
     def probe(self) -> CpuInventory:
-        """Read the topology."""
-        return inventory_of(read_topology(self.host), self.options.reserved_cpus)
+        """Read the topology. Raises UnavailableError where NUMA nodes were seen before and none is now.
+
+        A running kernel does not lose them all. Believed, it would offer the same hardware anew under another name.
+        """
+        topology = read_topology(self.host)
+        if self._saw_nodes and not topology.nodes:
+            raise UnavailableError("the NUMA nodes that were here cannot be read")
+        self._saw_nodes = bool(topology.nodes)
+        return inventory_of(topology, self.options.reserved_cpus)
 
     def devices(self, inventory: CpuInventory) -> PoolContent:
         """Offer each NUMA node's CPUs, isolated ones last."""

@@ -42,7 +42,9 @@ def inventory_of(topology: Topology, reserved: CPUSet) -> CpuInventory:
     online = topology.online
     warnings = []
     if online and online <= reserved:
-        warnings.append(f"reserved: {reserved}: these are all online CPUs ({online}), which leaves none to offer")
+        warnings.append(
+            f"reserved: {reserved}: these are all online CPUs ({online}), which leaves none to offer"
+        )
     if not reserved <= online:
         warnings.append(f"reserved: CPUs {reserved - online} are not online")
     isolated = (topology.lists.isolated or CPUSet()) & online

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 
-from dradriver.backend import Backend, Plan, Request
+from dradriver.backend import Backend, Plan, Request, UnavailableError
 from dradriver.host import UeventMonitor, read_topology
 from dradriver.model import ClaimRef, Peer, PoolContent
 from dradriver_memory.config import MemoryOptions
@@ -19,9 +19,18 @@ class MemoryBackend(Backend[MemoryInventory, MemoryOptions]):
     options_type = MemoryOptions
     step_types = (BindMemory, LimitHugepages)
 
+    _saw_nodes = False
+
     def probe(self) -> MemoryInventory:
-        """Read the topology."""
-        return inventory_of(read_topology(self.host), self.options.reserved_bytes())
+        """Read the topology. Raises UnavailableError where NUMA nodes were seen before and none is now.
+
+        A running kernel does not lose them all. Believed, it would offer the same hardware anew under another name.
+        """
+        topology = read_topology(self.host)
+        if self._saw_nodes and not topology.nodes:
+            raise UnavailableError("the NUMA nodes that were here cannot be read")
+        self._saw_nodes = bool(topology.nodes)
+        return inventory_of(topology, self.options.reserved_bytes())
 
     def devices(self, inventory: MemoryInventory) -> PoolContent:
         """Offer memory, then huge pages; of each the nodes with CPUs first."""

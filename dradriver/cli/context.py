@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
+from dradriver.cli.output import plain
 from dradriver.config import Settings, SettingsError, load, load_backends
 from dradriver.engine import JournalError, JournalView, Pools, Record, refresh_all, view_journal
 from dradriver.host import Host
@@ -20,7 +21,7 @@ class Failure(click.ClickException):
     exit_code = 1
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"dradriver: {self.message}", err=True, file=file)
+        click.echo(f"dradriver: {plain(self.message)}", err=True, file=file)
 
 
 class Misuse(Failure):

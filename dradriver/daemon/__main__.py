@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -47,11 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(daemon: Daemon, settings: Settings) -> int:
-    ended = threading.Event()
-
     def end(number: int, frame: FrameType | None) -> None:
         del number, frame
-        ended.set()
+        daemon.ended.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
@@ -62,13 +59,17 @@ def _run(daemon: Daemon, settings: Settings) -> int:
         sys.stderr.write(f"dradriver: {error}\n")
         daemon.stop()
         return EXIT_FAILED
-    ended.wait()
+    # With a limit: a signal that arrives just before the main thread goes to sleep is handled when it wakes up.
+    while not daemon.ended.wait(0.25):
+        pass
+    if daemon.failed:
+        log.error("%s: starting again is needed", daemon.failed)
     log.info("stopping")
     left = daemon.stop()
     if left:
         log.warning("still at work at the end: %s", ", ".join(left))
     log.info("stopped")
-    return 0
+    return EXIT_FAILED if daemon.failed else 0
 
 
 def _parser() -> argparse.ArgumentParser:

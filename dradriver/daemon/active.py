@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dradriver.engine import Engine
@@ -14,6 +14,9 @@ from dradriver.model import ClaimRef, PreparedDevice
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
+
+PATIENCE_SECONDS = 5.0
+"""How long a call waits where this instance cannot become active; for another instance to end it waits to its end."""
 
 
 class ActiveLock:
@@ -24,27 +27,45 @@ class ActiveLock:
         self._fd = -1
 
     def acquire(self, stop: threading.Event) -> bool:
-        """Wait for the lock; return False where `stop` came first.
+        """Wait for the lock; return False where `stop` came first. Raises OSError.
 
         It is polled: a thread that blocks in flock() could not be told to stop.
         """
+        waiting = False
+        while not self.held():
+            self.release()
+            self._try()
+            if self._fd >= 0:
+                continue
+            if not waiting:
+                log.info("another instance is active: standing by")
+                waiting = True
+            if stop.wait(POLL_SECONDS):
+                return False
+        return True
+
+    def _try(self) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path.parent.chmod(0o700)
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        waiting = False
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if not waiting:
-                    log.info("another instance is active: standing by")
-                    waiting = True
-                if stop.wait(POLL_SECONDS):
-                    os.close(fd)
-                    return False
-            else:
-                self._fd = fd
-                return True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        else:
+            self._fd = fd
+
+    def held(self) -> bool:
+        """Return whether the lock is held, and on the file that others find: one that was removed locks out nobody."""
+        if self._fd < 0:
+            return False
+        try:
+            return os.path.samestat(os.fstat(self._fd), self._path.stat(follow_symlinks=False))
+        except OSError:
+            return False
 
     def release(self) -> None:
         """Let another instance become active."""
@@ -59,10 +80,18 @@ class Gate:
     Either instance may get any call during a rolling update, so that one which comes too early is not an error.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, active: Callable[[], bool], unprepared: Callable[[str], None]) -> None:
+        """Make a closed gate.
+
+        active       asked before each call: whether this instance is still the only one
+        unprepared   told of each driver whose claims were unprepared
+        """
+        self._active = active
+        self._unprepared = unprepared
         self._changed = threading.Condition()
         self._engine: Engine | None = None
         self._closed = False
+        self._failed = False
         self._reason = "another instance of dradriver is active on this node"
 
     def open(self, engine: Engine) -> None:
@@ -72,8 +101,9 @@ class Gate:
             self._changed.notify_all()
 
     def explain(self, reason: str) -> None:
-        """Keep why this instance is not active, for calls that cannot wait any longer."""
+        """Keep why this instance cannot become active, for the calls that come meanwhile."""
         with self._changed:
+            self._failed = True
             self._reason = reason
 
     def close(self) -> None:
@@ -102,11 +132,18 @@ class Gate:
         engine = self._wait(deadline)
         if engine is None:
             return {claim.uid: f"not unprepared: {self._reason}" for claim in claims}
-        return engine.unprepare(driver, claims, deadline)
+        try:
+            return engine.unprepare(driver, claims, deadline)
+        finally:
+            self._unprepared(driver)
 
     def _wait(self, deadline: float) -> Engine | None:
+        end = min(deadline, time.monotonic() + PATIENCE_SECONDS) if self._failed else deadline
         with self._changed:
             self._changed.wait_for(
-                lambda: self._engine is not None or self._closed, max(0.0, deadline - time.monotonic())
+                lambda: self._engine is not None or self._closed, max(0.0, end - time.monotonic())
             )
+            if self._engine is not None and not self._active():
+                self._reason = "its lock file is gone from under dradriver, which is starting again"
+                return None
             return self._engine

@@ -36,10 +36,13 @@ class Daemon:
         """Load the backends; nothing is started. Raises SettingsError."""
         self.settings = settings
         self.pools = Pools(settings.node, load_backends(settings))
-        self.gate = Gate()
-        self.health = HealthBoard()
-        self._supervisor = Supervisor()
         self._lock = ActiveLock(settings.lock)
+        self.gate = Gate(self._is_alone, self._report)
+        self.health = HealthBoard()
+        self.ended = threading.Event()
+        self.failed = ""
+        self._supervisor = Supervisor()
+        self._state_files: tuple[tuple[Path, int], ...] = ()
         self._journal: Journal | None = None
         self._watches = [PoolWatch(pool, settings.rescan_seconds, self._seen) for pool in self.pools.all]
         self._plugins: list[Plugin] = []
@@ -47,6 +50,8 @@ class Daemon:
         self._unpublished = {pool.name for pool in self.pools.all}
         self._unpublished_changed = threading.Event()
         self._remarks: dict[str, tuple[str, ...]] = {}
+        self._troubles: list[str] = []
+        self._in_use: dict[str, frozenset[tuple[str, str]]] = {}
 
     def start(self) -> None:
         """Serve the sockets and begin to probe. Raises OSError or ValueError where a socket cannot be made."""
@@ -64,6 +69,7 @@ class Daemon:
             self._supervisor.start(f"sockets-{path.driver}", plugin.run)
             log.info("%s is served at %s", path.driver, path.service)
         self._supervisor.start("becoming active", self._activate)
+        self._supervisor.start("state", self._guard_state)
 
     def stop(self) -> list[str]:
         """Stop within STOP_SECONDS; return the names of loops that did not end."""
@@ -84,12 +90,18 @@ class Daemon:
         left = self._supervisor.end(max(0.1, deadline - 0.4 - time.monotonic()))
         if self.gate.engine:
             self.gate.engine.close()
+        # Another process may hold the journal, and a vendor library may hang: neither holds the end up.
+        closing = threading.Thread(target=self._close, daemon=True)
+        closing.start()
+        closing.join(0.5)
+        return left
+
+    def _close(self) -> None:
         if self._journal:
             self._journal.close()
         for pool in self.pools.all:
             pool.backend.close()
         self._lock.release()
-        return left
 
     def _activate(self, stop: threading.Event) -> None:
         """Become the active instance: wait for the lock, recover, let calls through, publish."""
@@ -101,14 +113,46 @@ class Daemon:
             self.gate.explain(str(error) or type(error).__name__)
             self._lock.release()
             raise
+        self._state_files = tuple(
+            (path, path.stat().st_ino) for path in self._journal_files() if path.exists()
+        )
         self.gate.open(engine)
         log.info("active on node %s", self.settings.node)
-        for plugin in self._plugins:
-            remove_dead(plugin.paths)
         self._supervisor.start("settle", engine.run)
         self._supervisor.start("publish", self._publish)
-        for pool in self.pools.all:
-            self._changed(pool)
+        self._supervisor.start("dead sockets", self._remove_dead)
+
+    def _journal_files(self) -> tuple[Path, ...]:
+        journal = self.settings.journal
+        return journal, journal.with_name(f"{journal.name}-wal")
+
+    def _is_alone(self) -> bool:
+        """Whether the lock and the journal are still those that others find; cheap, for every call."""
+        try:
+            return self._lock.held() and all(
+                path.stat(follow_symlinks=False).st_ino == inode for path, inode in self._state_files
+            )
+        except OSError:
+            return False
+
+    def _guard_state(self, stop: threading.Event) -> None:
+        """End the daemon where its state is gone from under it: another instance cannot see that this one lives."""
+        while not stop.wait(VERIFY_SECONDS):
+            if self.gate.engine and not self._is_alone():
+                self.failed = f"the lock or the journal in {self.settings.state} was removed or replaced"
+                self.ended.set()
+                return
+
+    def _remove_dead(self, stop: threading.Event) -> None:
+        """Remove the sockets of instances that died, at once and then now and again."""
+        while True:
+            for plugin in self._plugins:
+                try:
+                    remove_dead(plugin.paths)
+                except OSError as error:
+                    log.warning("%s: sockets of dead instances cannot be removed: %s", plugin.driver, error)
+            if stop.wait(self.settings.rescan_seconds):
+                return
 
     def _recovered(self) -> Engine:
         deadline = time.monotonic() + FIRST_PROBE_SECONDS
@@ -121,7 +165,8 @@ class Daemon:
                     "the journal was unreadable and is rebuilt from CDI files; the old one is %s", aside
                 )
         _check_mapping(self._journal, self.pools)
-        boot = Host(self.settings.host_root).boot_id() or "unknown"
+        # An id that cannot be read says nothing of a reboot.
+        boot = Host(self.settings.host_root).boot_id() or self._journal.fact("boot") or ""
         engine = Engine(
             self.pools,
             DirectoryClaims(self.settings.claims),
@@ -134,20 +179,25 @@ class Daemon:
         return engine
 
     def _seen(self, pool: Pool, changed: bool) -> None:
-        """Pass on what a probe found: to the kubelet's health streams at once, to the slices soon.
-
-        The health is looked at after each probe: a device that is gone is listed until its last claim is.
-        """
-        mine = self.pools.of_driver(pool.driver)
-        in_use = self.gate.engine.devices_in_use(pool.driver) if self.gate.engine else frozenset()
-        before = self.health.snapshot(pool.driver).states
-        self.health.update(pool.driver, device_states(mine, in_use, before))
+        """Pass on what a probe found: to the slices soon, to the kubelet's health streams at once."""
         if changed:
             self._unpublished.add(pool.name)
             self._unpublished_changed.set()
+        self._report(pool.driver)
 
     def _changed(self, pool: Pool) -> None:
         self._seen(pool, changed=True)
+
+    def _report(self, driver: str) -> None:
+        """Bring the health list of a driver up to date; a device that is gone is listed until its last claim is."""
+        if self.gate.engine:
+            try:
+                self._in_use[driver] = self.gate.engine.devices_in_use(driver)
+            except JournalError as error:
+                log.warning("%s: the devices in use are taken as before: %s", driver, error)
+        before = self.health.snapshot(driver).states
+        pools = self.pools.of_driver(driver)
+        self.health.update(driver, device_states(pools, self._in_use.get(driver, frozenset()), before))
 
     def _publish(self, stop: threading.Event) -> None:
         """Keep the slices as they should be: write what changed, restore what others deleted or edited."""
@@ -156,9 +206,19 @@ class Daemon:
             log.info("slices of pools that are no longer configured: removed: %d", len(stale.removed))
         while not stop.is_set():
             self._unpublished_changed.clear()
-            for pool in self.pools.all:
-                if pool.name in self._unpublished and pool.snapshot.probed:
+            self._publish_all()
+            self._unpublished_changed.wait(VERIFY_SECONDS)
+
+    def _publish_all(self) -> None:
+        """Publish each pool by itself: what stands in the way of one is said once and tried again every second."""
+        troubles = []
+        for pool in self.pools.all:
+            if pool.name in self._unpublished and pool.snapshot.probed:
+                try:
                     self._publish_pool(pool)
+                except OSError as error:
+                    troubles.append(f"pool {pool.name}: {error}")
+        try:
             restored = self._publisher.verify()
             if restored.written or restored.removed:
                 log.warning(
@@ -166,7 +226,12 @@ class Daemon:
                     len(restored.written),
                     len(restored.removed),
                 )
-            self._unpublished_changed.wait(VERIFY_SECONDS)
+        except OSError as error:
+            troubles.append(str(error))
+        for trouble in troubles:
+            if trouble not in self._troubles:
+                log.error("slices are not as they should be: %s", trouble)
+        self._troubles = troubles
 
     def _publish_pool(self, pool: Pool) -> None:
         self._unpublished.discard(pool.name)

@@ -29,8 +29,16 @@ class _JSON(logging.Formatter):
         return json.dumps(fields)
 
 
+class _NoGarbage(logging.Filter):
+    """Leaves out the traceback that gRPC logs for each request that is no message: any client can send thousands."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("Exception deserializing")
+
+
 def set_up(config: Log) -> None:
     """Log to standard error as configured."""
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_NoGarbage())
     handler.setFormatter(_JSON() if config.format == "json" else _Text())
     logging.basicConfig(level=config.level.upper(), handlers=[handler], force=True)

@@ -70,7 +70,7 @@ class Engine:
     ) -> None:
         """Take over the journal. Call `recover` before the first claim.
 
-        boot      the kernel's boot id
+        boot      the kernel's boot id; empty where it is unknown, which undoes nothing
         changed   called when a claim's device was missing, and looking for it found the pool changed
         """
         self._pools = pools

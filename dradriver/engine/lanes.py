@@ -63,12 +63,21 @@ class Lane:
             if self._stuck >= self._workers:
                 call.future.cancel()
                 raise self._hung(what, "is not asked: all calls to it hang", call)
+            if self._outstanding >= self._threads < self._workers:
+                self._start(call, what)
             self._outstanding += 1
-            if self._outstanding <= self._threads or self._threads >= self._workers:
-                return
-            self._threads += 1
-            number = self._threads
-        threading.Thread(target=self._work, name=f"lane-{self.name}-{number}", daemon=True).start()
+
+    def _start(self, call: _Call, what: str) -> None:
+        """Start one more worker; the lock is held. Without any, the machine's shortage is the answer."""
+        name = f"lane-{self.name}-{self._threads + 1}"
+        try:
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+        except RuntimeError as error:
+            if not self._threads:
+                call.future.cancel()
+                raise self._hung(what, f"is not asked: {error}", call) from None
+            return
+        self._threads += 1
 
     def _hung(self, what: str, why: str, call: _Call) -> HungError:
         return HungError(f"{what}: backend {self.name} {why}", call.future)

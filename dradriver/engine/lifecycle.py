@@ -105,7 +105,7 @@ class Lifecycle:
         looked at, and then leaves the claim as it is.
         """
         record = progress.record
-        if record.boot != self._boot:
+        if record.boot and self._boot and record.boot != self._boot:
             log.info("claim %s of %s was prepared before the last reboot: undone", record.ref, record.driver)
         elif record.state is State.PREPARED and self._is_whole(progress, deadline):
             return record

@@ -93,10 +93,11 @@ class Plugin:
         with self._guard:
             if self._pools:
                 raise RuntimeError(f"{self.driver} is already started")
-            calls = ThreadPoolExecutor(CALL_WORKERS + MAX_STREAMS, thread_name_prefix=f"{self.driver}-call")
-            registrations = ThreadPoolExecutor(2, thread_name_prefix=f"{self.driver}-registration")
-            self._pools = (calls, registrations)
             try:
+                self._pools = (
+                    _started(CALL_WORKERS + MAX_STREAMS, f"{self.driver}-call"),
+                    _started(2, f"{self.driver}-registration"),
+                )
                 self._serve()
             except BaseException:
                 self._end(grace=0.0)
@@ -188,6 +189,25 @@ class Plugin:
         for lock in self._locks:
             lock.release()
         self._servers, self._replaced, self._pools = {}, [], ()
+
+
+def _started(workers: int, name: str) -> ThreadPoolExecutor:
+    """Return a pool whose threads all run.
+
+    One that cannot start a thread raises in gRPC's polling thread, which then is gone for good: a shortage must
+    show here, not at a call. Raises OSError.
+    """
+    pool = ThreadPoolExecutor(workers, thread_name_prefix=name)
+    all_here = threading.Barrier(workers + 1)
+    try:
+        for _ in range(workers):
+            pool.submit(all_here.wait)
+        all_here.wait()
+    except RuntimeError as error:
+        all_here.abort()
+        pool.shutdown(wait=False)
+        raise OSError(f"{name}: {workers} threads are needed: {error}") from None
+    return pool
 
 
 class _Server:

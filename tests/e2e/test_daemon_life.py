@@ -252,3 +252,68 @@ def test_a_read_only_state_directory_is_reported_for_each_claim(host: daemons.No
     finally:
         host.end()
         subprocess.run(["umount", state], check=True)
+
+
+@pytest.mark.parametrize("gone", ["", "serialize.lock", "journal.db", "journal.db-wal"])
+def test_a_daemon_whose_state_is_taken_away_ends_and_the_next_one_knows_its_claims(
+    host: daemons.Node, gone: str
+) -> None:
+    process = host.start(instance="first")
+    host.ready()
+    device = cpu_device(host)
+    everything = host.devices()[device]["capacity"]["cpu"]["value"]
+    claim = host.claim("kept", [cpu_result(everything, device)])
+    with daemons.kubelet(host) as kubelet:
+        assert prepared(kubelet, claim)
+        state = host.directory / "state"
+        if gone:
+            (state / gone).unlink()
+        else:
+            shutil.rmtree(state)
+        late = host.claim("late", [cpu_result("1", device)])
+        host.start(instance="second")
+        assert process.wait(20) == 1
+        assert "was removed or replaced" in host.log()
+        eventually(lambda: host.log().count("active on node") == 2, "the second is active")
+        assert str(claim.uid) in str(kubelet.prepare(CPU, [late])[late.uid])
+        assert kubelet.unprepare(CPU, [claim]) == {claim.uid: None}
+    assert list(host.cdi.iterdir()) == []
+
+
+def test_a_boot_id_that_cannot_be_read_is_no_reboot(host: daemons.Node, tmp_path: Path) -> None:
+    tree = HostTree(tmp_path).online("0-3").cores([[0], [1], [2], [3]]).memory(1 << 20)
+    tree.write("proc/sys/kernel/random/boot_id", "boot-1")
+    config = f"hostRoot: {tmp_path}\n"
+    process = host.start(config)
+    host.ready()
+    claim = host.claim("kept", [cpu_result("4", cpu_device(host))])
+    with daemons.kubelet(host) as kubelet:
+        first = kubelet.prepare(CPU, [claim])
+        for number, boot in enumerate((None, "boot-1"), 2):
+            daemons.terminate(process)
+            tree.remove("proc/sys/kernel/random/boot_id") if boot is None else tree.write(
+                "proc/sys/kernel/random/boot_id", boot
+            )
+            process = host.start(config)
+            eventually(lambda n=number: host.log().count("active on node") == n, "active again")  # type: ignore[misc]
+            assert kubelet.prepare(CPU, [claim]) == first
+
+
+def test_what_lies_in_the_plugin_directory_does_not_keep_the_daemon_from_its_work(host: daemons.Node) -> None:
+    obstacle = host.kubelet_root / "plugins" / CPU / "old.sock.lock"
+    obstacle.mkdir(parents=True)
+    host.start()
+    host.ready()
+    claim = host.claim("fine", [cpu_result("1", cpu_device(host))])
+    with daemons.kubelet(host) as kubelet:
+        assert prepared(kubelet, claim)
+    eventually(lambda: "sockets of dead instances cannot be removed" in host.log(), "the obstacle is named")
+    assert "Traceback" not in host.log()
+
+
+def test_sigterm_is_never_lost(host: daemons.Node) -> None:
+    for number in range(12):
+        process = host.start()
+        eventually(lambda n=number: (host.directory / f"log-{n + 1}").stat().st_size, "the first line")  # type: ignore[misc]
+        assert daemons.terminate(process) < 15.0
+        assert process.returncode == 0, host.log()

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import recorded
+from dradriver.backend import UnavailableError
 from dradriver.host import Host
 from dradriver.model import Device, PoolContent, Quantity
 from dradriver.slices.check import checked
@@ -249,3 +250,16 @@ def test_this_machine() -> None:
     content = offered(Path("/"))
     assert checked(content).content == content
     assert content.devices or content.warnings
+
+
+def test_numa_nodes_that_vanish_all_at_once_are_not_believed(tmp_path: Path) -> None:
+    """Else the same memory would be offered a second time, as that of a machine without nodes."""
+    tree = two_sockets(tmp_path)
+    backend = MemoryBackend(Host(tmp_path), MemoryOptions())
+    assert len(backend.devices(backend.probe()).devices) == 2
+    nodes = tree.root / "sys/devices/system/node"
+    nodes.rename(tree.root / "aside")
+    with pytest.raises(UnavailableError, match="NUMA nodes that were here cannot be read"):
+        backend.probe()
+    (tree.root / "aside").rename(nodes)
+    assert len(backend.devices(backend.probe()).devices) == 2
