@@ -70,7 +70,7 @@ class Plan:
     devices   one for each requested device, in the request's order
     steps     executed in order, reverted in reverse
     holds     names of exclusive things below the published devices (a CPU, an address) that the claim holds from
-              now until Unprepare; `held` shows them to later plans
+              now until Unprepare; `held` shows them to later plans. Of letters, digits and `._:/-`
     """
 
     devices: tuple[PlannedDevice, ...]

@@ -4,10 +4,12 @@ The files are root's own, yet others write into their directory, and what a reco
 hold that this daemon could not have written must not become work.
 """
 
+import re
+
 from dradriver.backend import BackendError
 from dradriver.claims import ClaimError
 from dradriver.engine.journal import Journal
-from dradriver.engine.ledger import ONE, ZERO, capacity_prefix, counter_prefix, device_unit
+from dradriver.engine.ledger import ONE, ZERO, capacity_prefix, counter_prefix, device_draws, device_unit
 from dradriver.engine.pools import Pool, Pools
 from dradriver.engine.records import (
     DeviceRecord,
@@ -15,12 +17,15 @@ from dradriver.engine.records import (
     Record,
     State,
     StepState,
+    encode,
     plan_prefix,
     restore_configs,
     restore_step,
 )
 from dradriver.model import shown
 from dradriver.model.names import check_label, check_subdomain, check_uid
+
+_PLAN_HOLD = re.compile(r"[A-Za-z0-9._:/-]{1,253}")
 
 
 def check_record(record: Record, pools: Pools, journal: Journal) -> None:
@@ -42,8 +47,8 @@ def check_record(record: Record, pools: Pools, journal: Journal) -> None:
             raise ValueError(str(error)) from None
         if restored.phase is not step.phase or step.state not in {StepState.PLANNED, StepState.APPLIED}:
             raise ValueError(f"step {step.type}: phase {step.phase.value}, state {step.state.value}")
-    for hold in record.holds:
-        _check_hold(record, hold, journal)
+    _check_text(record)
+    _check_holds(record, pools, journal)
 
 
 def _pool(record: Record, kind: str, pools: Pools) -> Pool:
@@ -68,11 +73,38 @@ def _check_device(record: Record, device: DeviceRecord, pools: Pools) -> None:
         raise ValueError(str(error)) from None
 
 
+def _check_text(record: Record) -> None:
+    """Refuse what no journal can hold, such as half a surrogate pair."""
+    try:
+        encode(record)
+    except UnicodeEncodeError:
+        raise ValueError("it holds text that is not Unicode") from None
+
+
+def _check_holds(record: Record, pools: Pools, journal: Journal) -> None:
+    """Refuse holds that are not the record's to have, and a device without its own: it would be given out again."""
+    if len({(hold.unit, hold.index) for hold in record.holds}) < len(record.holds):
+        raise ValueError("it has a hold twice")
+    for hold in record.holds:
+        _check_hold(record, hold, journal)
+    for index, device in enumerate(record.devices):
+        snapshot = _pool(record, device.backend, pools).snapshot
+        known = snapshot.index.get(device.allocated.device)
+        if known is None:
+            continue
+        draws = device_draws(index, device.allocated, known, snapshot.counter_sets)
+        if draws and not any(hold.index == index for hold in record.holds):
+            raise ValueError(f"it holds nothing of device {device.allocated.device}")
+
+
 def _check_hold(record: Record, hold: Hold, journal: Journal) -> None:
     own = [device.allocated for device in record.devices]
-    exclusive = hold.unit in {device_unit(allocated) for allocated in own} or hold.unit.startswith(
-        tuple(plan_prefix(device.backend) for device in record.devices)
-    )
+    prefixes = [plan_prefix(device.backend) for device in record.devices]
+    of_plan = [hold.unit.removeprefix(prefix) for prefix in prefixes if hold.unit.startswith(prefix)]
+    for name in of_plan:
+        if not _PLAN_HOLD.fullmatch(name):
+            raise ValueError(f"hold {shown(hold.unit)} is none that a plan makes")
+    exclusive = bool(of_plan) or hold.unit in {device_unit(allocated) for allocated in own}
     shared = tuple(prefix(allocated) for allocated in own for prefix in (capacity_prefix, counter_prefix))
     if not exclusive and not hold.unit.startswith(shared):
         raise ValueError(f"hold {shown(hold.unit)} is of no device of it")

@@ -217,6 +217,10 @@ TAMPERED: dict[str, Callable[[dict[str, Any]], None]] = {
     "hold no amount": change(("holds", 0, "amount"), "x"),
     "hold two": change(("holds", 0, "amount"), "2"),
     "hold index": change(("holds", 0, "index"), 7),
+    "hold of a plan": change(("holds", 0, "unit"), "plan:lever:a b"),
+    "hold twice": lambda found: found["holds"].append(dict(found["holds"][0])),
+    "no holds": change(("holds",), []),
+    "no text": change(("message",), "\ud800"),
 }
 
 
