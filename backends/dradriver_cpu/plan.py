@@ -1,7 +1,7 @@
 """What an allocation of CPUs comes to: CPUs of its own for each device of the claim, held until Unprepare."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from dradriver.backend import (
 )
 from dradriver.host import CPUSet
 from dradriver.model import ClaimRef, Peer, Quantity, shown
+from dradriver.model.text import plain
 from dradriver_cpu.choose import choose_cpus
 from dradriver_cpu.config import CpuConfig
 from dradriver_cpu.devices import CPU
@@ -56,7 +57,7 @@ def plan_cpus(
     Raises PlanError for an amount that is no number of CPUs, or where too few are free.
     """
     near = frozenset(node for peer in peers for node in peer.numa_nodes)
-    taken = CPUSet(int(name) for name in held)
+    taken = CPUSet(_numbers(held))
     chosen = CPUSet()
     devices = []
     steps = []
@@ -82,6 +83,11 @@ def plan_cpus(
     return Plan(tuple(devices), tuple(steps), frozenset(str(cpu) for cpu in chosen))
 
 
+def _numbers(held: Iterable[str]) -> list[int]:
+    """Return the CPU numbers among what is held; nothing else is a CPU, whoever wrote it."""
+    return [int(name) for name in held if name.isdecimal()]
+
+
 def _count(requested: Requested, offer: Offer) -> int:
     """Return how many CPUs are asked for: a share without an amount is one CPU, no share is all of them."""
     allocated = requested.allocated
@@ -91,7 +97,8 @@ def _count(requested: Requested, offer: Offer) -> int:
     count = amount.to_int()
     if count < 1 or Quantity.from_int(count) != amount:
         raise PlanError(
-            f"device {offer.name}: {CPU} {amount} asked: CPUs are given whole, 1 to {len(offer.cpus)} of them"
+            f"device {offer.name}: {CPU} {plain(str(amount), 64)} asked: "
+            f"CPUs are given whole, 1 to {len(offer.cpus)} of them"
         )
     return count
 
@@ -104,8 +111,9 @@ def _edits(claim: ClaimRef, index: int, cpus: CPUSet) -> ContainerEdits:
 def _too_few(count: int, offer: Offer, free: CPUSet, held: Mapping[str, ClaimRef], own: CPUSet) -> str:
     by_claim: dict[ClaimRef, list[int]] = {}
     for name, claim in held.items():
-        if int(name) in offer.cpus:
-            by_claim.setdefault(claim, []).append(int(name))
+        for number in _numbers([name]):
+            if number in offer.cpus:
+                by_claim.setdefault(claim, []).append(number)
     holders = sorted((CPUSet(cpus) for cpus in by_claim.values()), key=lambda cpus: cpus.first)
     of_cpu = {cpu: claim for claim, cpus in by_claim.items() for cpu in cpus}
     parts = [f"CPUs {cpus} by claim {of_cpu[cpus.first]}" for cpus in holders[:_NAMED_HOLDERS]]
@@ -113,5 +121,7 @@ def _too_few(count: int, offer: Offer, free: CPUSet, held: Mapping[str, ClaimRef
         parts.insert(0, f"CPUs {own} by another device of this claim")
     if len(holders) > _NAMED_HOLDERS:
         parts.append(f"the rest by {len(holders) - _NAMED_HOLDERS} more")
-    message = f"device {offer.name}: {count} CPUs asked, {len(free)} of {len(offer.cpus)} free"
+    message = (
+        f"device {offer.name}: {plain(str(count), 64)} CPUs asked, {len(free)} of {len(offer.cpus)} free"
+    )
     return f"{message}; held are {', '.join(parts)}" if parts else message

@@ -16,6 +16,7 @@ from dradriver.backend import (
     UnavailableError,
 )
 from dradriver.model import AttributeValue, ClaimRef, Peer, PoolContent, shown
+from dradriver.model.text import plain
 from dradriver_fake.backend import FakeBackend
 from dradriver_fake.boards import Placement
 from dradriver_fake.gpu_devices import GPU, MEMORY, GPUInventory, content_of, mode_of, parts_of
@@ -147,7 +148,9 @@ def _step(request: Request, requested: Requested, gpu: GPU, placement: Placement
             amount = capacity.policy.default
         memory = (amount or capacity.value).to_int()
         if memory < 1:
-            raise PlanError(f"device {name}: {MEMORY} {amount} asked: more than nothing is expected")
+            raise PlanError(
+                f"device {name}: {MEMORY} {plain(str(amount), 64)} asked: more than nothing is expected"
+            )
     return UseGPU(name, gpu.name, request.claim.uid, requested.index, memory)
 
 

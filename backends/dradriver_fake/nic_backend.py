@@ -15,6 +15,7 @@ from dradriver.backend import (
     UnavailableError,
 )
 from dradriver.model import AttributeValue, ClaimRef, Peer, PoolContent, shown
+from dradriver.model.text import plain
 from dradriver_fake.backend import FakeBackend
 from dradriver_fake.facts import NICDevice, PCIFunction, VFDevice
 from dradriver_fake.nic_devices import BANDWIDTH, Card, Function, NICInventory, content_of
@@ -122,5 +123,7 @@ def _step(request: Request, requested: Requested, card: str) -> Step[Any]:
         amount = capacity.policy.default
     bandwidth = (capacity.value if amount is None else amount).to_int()
     if bandwidth < 1:
-        raise PlanError(f"device {name}: {BANDWIDTH} {amount} asked: more than nothing is expected")
+        raise PlanError(
+            f"device {name}: {BANDWIDTH} {plain(str(amount), 64)} asked: more than nothing is expected"
+        )
     return AddLink(name, card, request.claim.uid, requested.index, bandwidth)

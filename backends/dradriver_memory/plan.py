@@ -15,6 +15,7 @@ from dradriver.backend import (
     Requested,
 )
 from dradriver.model import ClaimRef, Quantity, shown
+from dradriver.model.text import plain
 from dradriver_memory.inventory import HUGEPAGES, MemoryInventory, Offer, hugetlb_size, size_text
 
 
@@ -97,7 +98,8 @@ def _amount(requested: Requested, offer: Offer) -> int:
     lower = max(pages, 0) * offer.page_bytes
     nearest = [near for near in (lower, lower + offer.page_bytes) if 0 < near <= offer.size_bytes]
     raise PlanError(
-        f"device {offer.name}: {offer.kind} {amount} asked: it is given in whole pages of {offer.page_size}; "
+        f"device {offer.name}: {offer.kind} {plain(str(amount), 64)} asked: "
+        f"it is given in whole pages of {offer.page_size}; "
         f"nearest allowed are {' and '.join(map(size_text, nearest or [offer.size_bytes]))}"
     )
 

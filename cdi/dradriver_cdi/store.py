@@ -24,6 +24,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _DRIVER = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _PLAIN_UID = re.compile(r"[a-z0-9-]{1,63}")
 _ATTEMPTS = 3
+_MAX_BYTES = 16 << 20
 
 # Runtimes read .json files with a YAML parser. Inside quotes it refuses these characters or, the line breaks
 # among them, folds them into spaces, unless they are escaped. It also refuses the escaped surrogate pairs
@@ -75,17 +76,23 @@ class Store:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        # Temporary files that are being written now, which a reconcile of another thread leaves alone.
+        self._drafts: set[str] = set()
 
     def write(self, file_name: str, spec: Spec) -> Path:
         """Make `file_name` hold `spec`, durably, and return its path.
 
-        Raises CDIError, before anything is touched, if the spec breaks a rule. The directory is made where it
-        is missing, also when it is wiped meanwhile. On an error the old content stays and no other file does.
-        A file that has the content already is left alone, so that runtimes need not load it again.
+        Raises CDIError, before anything is touched, if the spec breaks a rule or its file would be larger than
+        16 MiB. Whatever stands in the file's place is replaced, but for a directory, which is an OSError. The
+        directory of all is made where it is missing, also when it is wiped meanwhile. On an error the old content
+        stays and no other file does. A file that has the content already is left alone, so that runtimes need not
+        load it again.
         """
         path = self._path(file_name)
         validate(spec)
         content = encode(spec)
+        if len(content) > _MAX_BYTES:
+            raise CDIError(file_name, f"{len(content)} bytes", f"must be at most {_MAX_BYTES} bytes")
         if _content(path) == content:
             return path
         for _ in range(_ATTEMPTS - 1):
@@ -102,9 +109,10 @@ class Store:
     def read(self, file_name: str) -> Spec:
         """Return the spec in `file_name`.
 
-        Raises FileNotFoundError if there is none, CDIError if it is not valid JSON, or not a valid spec.
+        Raises FileNotFoundError if there is none, CDIError if it is no plain file of at most 16 MiB, not valid
+        JSON, or not a valid spec.
         """
-        content = self._path(file_name).read_bytes()
+        content = _read_plain(self._path(file_name))
         try:
             spec = Spec.from_dict(_parse(content))
             validate(spec)
@@ -138,7 +146,7 @@ class Store:
         removed = []
         for name in self._entries(prefix):
             stale = _FILE_NAME.fullmatch(name) and name not in keep
-            left_over = _TEMPORARY_SUFFIX.search(name)
+            left_over = _TEMPORARY_SUFFIX.search(name) and name not in self._drafts
             if stale or left_over:
                 with contextlib.suppress(FileNotFoundError):
                     (self.directory / name).unlink()
@@ -166,13 +174,19 @@ class Store:
 
     def _replace(self, path: Path, content: bytes) -> None:
         temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+        self._drafts.add(temporary.name)
         try:
             _write_synced(temporary, content)
             temporary.rename(path)
-        except BaseException:
+        except BaseException as error:
             with contextlib.suppress(OSError):
                 temporary.unlink()
+            if isinstance(error, OSError):
+                # The temporary name says nothing to people, and the error of a full disk has no name at all.
+                raise OSError(error.errno, error.strerror, str(path)) from error
             raise
+        finally:
+            self._drafts.discard(temporary.name)
         _sync_directory(self.directory)
 
     def _make_directory(self) -> None:
@@ -206,10 +220,25 @@ def _sync_directory(directory: Path) -> None:
 
 def _content(path: Path) -> bytes | None:
     """Return what the file holds; None if it is missing or no file such as a write would leave."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, CDIError):
         if path.lstat().st_mode == stat.S_IFREG | 0o644:
-            return path.read_bytes()
+            return _read_plain(path)
     return None
+
+
+def _read_plain(path: Path) -> bytes:
+    """Return what a plain file holds. Links are not followed; pipes and devices are not waited for."""
+    status = path.lstat()
+    if stat.S_ISREG(status.st_mode):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            # Another thing may have taken its place since.
+            status = os.fstat(descriptor)
+            if stat.S_ISREG(status.st_mode) and len(content := file.read(_MAX_BYTES + 1)) <= _MAX_BYTES:
+                return content
+    raise CDIError(
+        path.name, stat.filemode(status.st_mode), f"must be a plain file of at most {_MAX_BYTES} bytes"
+    )
 
 
 def _parse(content: bytes) -> object:

@@ -7,7 +7,7 @@ there and what is allowed.
 import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -16,6 +16,13 @@ from dradriver.model.text import shown
 API_VERSION = "dradriver.io/v1alpha1"
 
 T = TypeVar("T")
+
+_Key = tuple[str, str]
+"""A step of a path: the name of a field and "", the key of a map and _MAP, or "" and an index."""
+
+_MAP = "{}"
+_MAPS = (dict, Mapping)
+_LISTS = (list, tuple, Sequence)
 
 _AT = re.compile(r" - at (?P<key>`key` in )?`(?P<at>\$[^`]*)`$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
@@ -61,8 +68,9 @@ def _explain(kind: Any, value: object, path: str, message: str) -> ConfigError:
     match = _AT.search(message)
     where = match["at"] if match else "$"
     reason = message[: match.start()] if match else message
-    keys = [part for part in re.findall(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]", where) if any(part)]
-    full = path + "".join(f".{name}" if name else f"[{index}]" for name, index in keys)
+    parts = [part for part in re.findall(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]", where) if any(part)]
+    keys = _named(kind, value, parts)
+    full = path + "".join(_step(name, index) for name, index in keys)
     unknown = _UNKNOWN.match(reason)
     if unknown:
         owner = _owner(kind, keys)
@@ -79,22 +87,59 @@ def _explain(kind: Any, value: object, path: str, message: str) -> ConfigError:
     return ConfigError(full, _line(reason) + (f", found {found}" if found is not None else ""))
 
 
+def _named(kind: Any, value: Any, parts: Sequence[_Key]) -> list[_Key]:
+    """Return the path with the keys of maps, of which msgspec says no more than `[...]`."""
+    keys: list[_Key] = []
+    for name, index in parts:
+        key: _Key = (name, index)
+        if index == "..." and isinstance(value, Mapping):
+            inner = _type_at(kind, [key])
+            wrong = (
+                name for name, inside in value.items() if isinstance(name, str) and not _fits(inner, inside)
+            )
+            key = next(((name, _MAP) for name in wrong), key)
+        kind, value = _type_at(kind, [key]), _inner(value, key)
+        keys.append(key)
+    return keys
+
+
+def _fits(kind: Any, value: object) -> bool:
+    """Return whether a value is of a type; anything is where that is not one type."""
+    try:
+        msgspec.convert(value, Any if kind is None else kind, strict=True)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _step(name: str, index: str) -> str:
+    """Return one step of a path: the key of a map is quoted where it does not read like a field."""
+    if index == _MAP and not _PLAIN.fullmatch(name):
+        return f"[{shown(name)}]"
+    return f".{name}" if name or index == _MAP else f"[{index}]"
+
+
 def _line(reason: str) -> str:
     """Return a reason, which may quote what the user wrote, as one line of bounded length."""
     line = reason if reason.isprintable() else ascii(reason)[1:-1]
     return line if len(line) <= 300 else f"{line[:300]}... ({len(line)} characters)"
 
 
-def _found(value: Any, keys: Sequence[tuple[str, str]]) -> str | None:
+def _found(value: Any, keys: Sequence[_Key]) -> str | None:
     """Return what stands at the path, where it is a scalar that is worth showing, as text."""
-    for name, index in keys:
-        if name and isinstance(value, Mapping):
-            value = value.get(name)
-        elif index.isdigit() and isinstance(value, Sequence) and int(index) < len(value):
-            value = value[int(index)]
-        else:
-            return None
+    for key in keys:
+        value = _inner(value, key)
     return shown(value) if isinstance(value, str | int | float | bool) else None
+
+
+def _inner(value: Any, key: _Key) -> Any:
+    """Return what stands one step below `value`, None where nothing does."""
+    name, index = key
+    if isinstance(value, Mapping):
+        return value.get(name)
+    if index.isdigit() and isinstance(value, Sequence) and int(index) < len(value):
+        return value[int(index)]
+    return None
 
 
 def _choices(kind: Any) -> list[str]:
@@ -110,20 +155,22 @@ def _choices(kind: Any) -> list[str]:
     return list(dict.fromkeys(choices))
 
 
-def _type_at(kind: Any, keys: Sequence[tuple[str, str]]) -> Any:
+def _type_at(kind: Any, keys: Sequence[_Key]) -> Any:
     """Return the type that is expected at the path below `kind`; None where that is not one type."""
-    for name, _ in keys:
+    for name, index in keys:
         kinds = [kind, *get_args(kind)]
-        if name:
+        if name and index != _MAP:
             fields = [f for k in kinds if _is_struct(k) for f in msgspec.structs.fields(k)]
             kind = next((f.type for f in fields if f.encode_name == name), None)
         else:
-            items = [k for k in get_args(kind) if k is not Ellipsis]
-            kind = items[-1] if items else None
+            # Of an optional or annotated list or map too: the type of its items, or of its values.
+            containers = _LISTS if index.isdigit() else _MAPS
+            container = next((k for k in kinds if get_origin(k) in containers), None)
+            kind = next((item for item in reversed(get_args(container)) if item is not Ellipsis), None)
     return kind
 
 
-def _owner(kind: Any, keys: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+def _owner(kind: Any, keys: Sequence[_Key]) -> tuple[str, ...]:
     """Return the field names that are allowed at the path below `kind`, empty where that is not one type."""
     kind = _type_at(kind, keys)
     for candidate in [kind, *get_args(kind)]:

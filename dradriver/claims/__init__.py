@@ -1,7 +1,7 @@
 """Claims: from an API object to what each backend is asked for."""
 
 from dradriver.claims.decode import Claim, ClaimError, OpaqueConfig, claim_ref, layered, read_claim, typed
-from dradriver.claims.directory import DirectoryClaims, load_documents
+from dradriver.claims.directory import DirectoryClaims
 from dradriver.claims.source import ClaimNotFoundError, ClaimSource
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "OpaqueConfig",
     "claim_ref",
     "layered",
-    "load_documents",
     "read_claim",
     "typed",
 ]

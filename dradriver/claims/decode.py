@@ -3,17 +3,22 @@
 Facts: k8s.io/api/resource/v1 `ResourceClaim`, `AllocationResult`, `DeviceAllocationConfiguration`.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from dradriver.backend import API_VERSION, ClaimConfig, ConfigError, decode
 from dradriver.model import Allocated, ClaimRef, Quantity, json_quantity, shown
-from dradriver.model.names import short_name
+from dradriver.model.names import check_uid, short_name
 
-API_GROUP = "resource.k8s.io"
+API_VERSIONS = tuple(f"resource.k8s.io/{version}" for version in ("v1", "v1beta2", "v1beta1"))
+"""Those whose claims have allocations of one form."""
+
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 T = TypeVar("T")
@@ -114,11 +119,16 @@ def read_claim(obj: object, ref: ClaimRef) -> Claim:
     claim = _parse(obj, _Claim)
     if claim.metadata.uid != ref.uid:
         raise ClaimError(f"claim was replaced: its uid is now {shown(claim.metadata.uid)}")
+    try:
+        check_uid(ref.uid)
+    except ValueError as error:
+        raise ClaimError(f"claim.metadata.uid: {error}") from None
     allocation = claim.status.allocation if claim.status else None
     if allocation is None:
         raise ClaimError("claim is not allocated")
     devices = allocation.devices
     path = "status.allocation.devices"
+    _check_text(cast("Mapping[str, Any]", obj)["status"]["allocation"].get("devices"), path)
     results = tuple(
         _allocated(result, f"{path}.results[{n}]") for n, result in enumerate(devices.results or ())
     )
@@ -136,12 +146,30 @@ def _parse(obj: object, kind: type[T]) -> T:
     if not isinstance(obj, Mapping) or obj.get("kind") != "ResourceClaim":
         raise ClaimError("not a ResourceClaim object")
     version = obj.get("apiVersion")
-    if not isinstance(version, str) or not version.startswith(f"{API_GROUP}/"):
-        raise ClaimError(f"claim.apiVersion: {API_GROUP}/v1 is expected, found {shown(version)}")
+    if version not in API_VERSIONS:
+        raise ClaimError(f"claim.apiVersion: {shown(version)} is not one of {', '.join(API_VERSIONS)}")
     try:
         return decode(kind, obj, "claim")
     except ConfigError as error:
         raise ClaimError(str(error)) from None
+
+
+def _check_text(value: Any, path: str) -> None:
+    """Raise ClaimError where a string cannot be written as UTF-8: it could be neither journalled nor passed on."""
+    pending = [(value, path)]
+    while pending:
+        value, path = pending.pop()
+        match value:
+            case str() if _SURROGATE.search(value):
+                raise ClaimError(
+                    f"{path}: {shown(value)} is not Unicode text: there is a surrogate by itself"
+                )
+            case Mapping():
+                for key, inner in value.items():
+                    where = f"{path}.{key}" if _PLAIN.fullmatch(key) else f"{path}[{shown(key)}]"
+                    pending += [(inner, where), (key, where)]
+            case list() | tuple():
+                pending.extend((inner, f"{path}[{n}]") for n, inner in enumerate(value))
 
 
 def _allocated(result: _Result, path: str) -> Allocated:

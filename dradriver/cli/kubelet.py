@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 import click
 import yaml
 
-from dradriver.claims import ClaimError, DirectoryClaims, claim_ref, load_documents, read_claim
+from dradriver.claims import ClaimError, DirectoryClaims, claim_ref, read_claim
 from dradriver.cli.context import Misuse, Node, fail, pass_node
 from dradriver.cli.lookup import find_claim
 from dradriver.cli.output import Output, output_option, print_table, show
+from dradriver.documents import read_documents
 from dradriver.model import ClaimRef, PreparedDevice, Quantity
 from dradriver.model.names import check_label, check_subdomain
+
+MAX_SLICE_FILE = 8 << 20
 
 if TYPE_CHECKING:
     from dradriver.sim.kubelet import Kubelet
@@ -202,7 +205,10 @@ def _published(node: Node) -> list[Mapping[str, Any]]:
     """Return the slice specs that the daemon keeps as files."""
     found: list[Mapping[str, Any]] = []
     for path in sorted(node.settings.slices.glob("*.yaml")):
-        bodies = load_documents(path.read_text())
+        try:
+            bodies = read_documents(path, MAX_SLICE_FILE)
+        except (OSError, ValueError) as error:
+            fail(f"{path}: {error}")
         found += [body["spec"] for body in bodies if isinstance(body, dict) and "spec" in body]
     if not found:
         fail(f"no slices in {node.settings.slices}: is `dradriver run` at work there?")

@@ -8,6 +8,7 @@ from dradriver.config.load import Settings, SettingsError
 from dradriver.host import Host
 from dradriver.model import shown
 from dradriver.model.names import check_label
+from dradriver.model.text import plain
 
 GROUP = "dradriver.backends"
 
@@ -17,17 +18,29 @@ def load_backends(settings: Settings) -> tuple[tuple[str, Backend[Any, Any]], ..
 
     Raises SettingsError.
     """
+    configured = [(driver, kind) for driver, kinds in settings.drivers for kind in kinds]
+    classes = {kind: _class(settings, kind) for _, kind in configured}
+    for kind in settings.options:
+        if kind not in classes:
+            used = ", ".join(sorted(classes))
+            raise SettingsError(
+                f"{settings.source}: backends.{plain(kind)}: no driver uses it; used are {used}"
+            )
     if settings.stand_in:
         try:
             settings.stand_in.build()
         except (ConfigError, OSError) as error:
             raise SettingsError(f"{settings.source}: {error}") from None
-    return tuple((driver, _load(settings, kind)) for driver, kinds in settings.drivers for kind in kinds)
+    return tuple((driver, _made(settings, classes[kind])) for driver, kind in configured)
 
 
-def _load(settings: Settings, kind: str) -> Backend[Any, Any]:
-    backend = settings.stand_in.backends.get(kind) if settings.stand_in else None
-    backend = backend or _installed(settings, kind)
+def _class(settings: Settings, kind: str) -> type[Backend[Any, Any]]:
+    stand_in = settings.stand_in.backends.get(kind) if settings.stand_in else None
+    return stand_in or _installed(settings, kind)
+
+
+def _made(settings: Settings, backend: type[Backend[Any, Any]]) -> Backend[Any, Any]:
+    kind = backend.kind
     try:
         check_label(kind, "backend kind")
         options = decode(backend.options_type, settings.options.get(kind, {}), f"backends.{kind}")

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dradriver.backend import ConfigError, decode
 from dradriver.config.standin import StandIn, find_stand_in
 from dradriver.config.types import DEFAULT_BACKENDS, Config, Log, Standalone, default_drivers
+from dradriver.documents import read_documents
 from dradriver.model import shown
 from dradriver.model.names import check_driver, check_subdomain
 
 STATE_DIRECTORY = "plugins/dradriver.io"
+MAX_FILE = 1 << 20
+"""Bytes of a configuration file."""
 
 
 class SettingsError(Exception):
@@ -78,34 +79,14 @@ def load(
 
 def _read(path: Path) -> Any:
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError("$", f"cannot be read: {reason}") from None
-    try:
-        documents = list(yaml.load_all(text, Loader=_UniqueKeys))
-    except yaml.YAMLError as error:
-        raise ConfigError("$", f"not valid YAML: {' '.join(str(error).split())}") from None
+        documents = read_documents(path, MAX_FILE)
+    except OSError as error:
+        raise ConfigError("$", f"cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError("$", str(error)) from None
     if len(documents) > 1:
         raise ConfigError("$", f"one YAML document is expected, found {len(documents)}")
-    return documents[0] if documents and documents[0] is not None else {}
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML without the silent rule that the last of two equal keys wins."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {shown(key)} is not a string: quote it", node.start_mark
-                )
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {shown(key)} stands twice", node.start_mark
-                )
-        return super().construct_mapping(node, deep)
+    return documents[0] if documents else {}
 
 
 def _settings(
@@ -184,7 +165,4 @@ def _drivers(config: Config, stand_in: StandIn | None) -> tuple[tuple[str, tuple
             if backend in seen:
                 raise ConfigError(f"{path}.backends", f"{shown(backend)} already serves {seen[backend]}")
             seen[backend] = driver.name
-    for backend in config.backends:
-        if backend not in seen:
-            raise ConfigError(f"backends.{backend}", f"no driver uses it; used are {', '.join(sorted(seen))}")
     return tuple((driver.name, driver.backends) for driver in drivers)

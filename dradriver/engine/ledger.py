@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from dradriver.engine.records import Hold, plan_prefix
 from dradriver.model import Allocated, Capacity, ClaimRef, CounterSet, Device, Quantity
 from dradriver.model.names import short_name
+from dradriver.model.text import plain
 
 ONE = Quantity.parse("1")
 ZERO = Quantity.parse("0")
@@ -101,7 +102,7 @@ def take(draws: Iterable[Draw], taken: Taken, holders: Holders) -> tuple[Hold, .
     units: dict[str, list[Draw]] = {}
     for draw in draws:
         if draw.amount < ZERO:
-            raise HeldError(f"{draw.what}: a negative amount ({draw.amount}) cannot be held")
+            raise HeldError(f"{draw.what}: a negative amount ({_text(draw.amount)}) cannot be held")
         units.setdefault(draw.unit, []).append(draw)
     for unit, parts in units.items():
         asked = sum((part.amount for part in parts), ZERO)
@@ -110,6 +111,11 @@ def take(draws: Iterable[Draw], taken: Taken, holders: Holders) -> tuple[Hold, .
             raise HeldError(_refusal(parts, asked, left, [claim for _, claim, _ in holders(unit)]))
     holds = (Hold(draw.unit, draw.index, draw.amount) for parts in units.values() for draw in parts)
     return tuple(sorted(holds, key=lambda hold: (hold.unit, hold.index)))
+
+
+def _text(amount: Quantity) -> str:
+    """Return an amount for a message; exact ones can have a thousand digits."""
+    return plain(str(amount), 64)
 
 
 def _refusal(parts: list[Draw], asked: Quantity, left: Quantity, held: list[ClaimRef]) -> str:
@@ -122,5 +128,5 @@ def _refusal(parts: list[Draw], asked: Quantity, left: Quantity, held: list[Clai
             if names
             else f"{draw.what} is allocated {len(parts)} times to this claim: it is given out once"
         )
-    message = f"{draw.what}: {asked} asked, {max(left, ZERO)} of {draw.limit} left"
+    message = f"{draw.what}: {_text(asked)} asked, {_text(max(left, ZERO))} of {_text(draw.limit)} left"
     return f"{message}; held by claim {names}" if names else message

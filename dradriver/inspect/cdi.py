@@ -1,13 +1,11 @@
 """Checks of the directories that container runtimes read CDI specs from."""
 
-import json
 import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from dradriver.documents import read_documents
 from dradriver.engine import Record, State
 from dradriver.inspect.files import can_write, is_directory, nearest
 from dradriver.inspect.result import Check, error, ok, warning
@@ -128,17 +126,14 @@ def _specs(directory: Path) -> Iterator[tuple[Path, Any]]:
         if path.suffix not in {".json", ".yaml"}:
             continue
         try:
-            if path.stat().st_size > _MAX_BYTES:
-                yield path, f"larger than {_MAX_BYTES >> 20} MiB"
-                continue
-            text = path.read_text()
-            yield path, json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+            documents = read_documents(path, _MAX_BYTES)
+            yield path, documents[0] if len(documents) == 1 else documents
         except FileNotFoundError:  # a claim ended meanwhile
             continue
         except OSError as problem:
             yield path, f"cannot be read: {problem.strerror}"
-        except (ValueError, yaml.YAMLError, RecursionError):
-            yield path, "not valid JSON or YAML"
+        except ValueError as problem:
+            yield path, str(problem)
 
 
 def _device_names(spec: object) -> list[str]:

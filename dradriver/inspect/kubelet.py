@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import yaml
-
+from dradriver.documents import read_documents
 from dradriver.inspect.files import can_write, is_directory, mount_of, nearest
 from dradriver.inspect.result import Check, error, ok, unknown, warning
 from dradriver.kubelet import SocketPaths
@@ -18,6 +17,7 @@ from dradriver.sim.kubelet import RegisteredPlugin
 
 # What dradriver pins is pinned by these managers too: kind of backend, name, key of the kubelet's configuration,
 # state file, and the policy that pins.
+_MAX_BYTES = 1 << 20
 _MANAGERS = (
     ("cpu", "CPU manager", "cpuManagerPolicy", "cpu_manager_state", "static"),
     ("memory", "memory manager", "memoryManagerPolicy", "memory_manager_state", "Static"),
@@ -204,10 +204,10 @@ def check_managers(root: Path, kinds: Collection[str]) -> list[Check]:
 
 def _kubelet_config(path: Path) -> Mapping[str, Any]:
     try:
-        found = yaml.safe_load(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        found = read_documents(path, _MAX_BYTES)
+    except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return found[0] if len(found) == 1 and isinstance(found[0], dict) else {}
 
 
 def _state_policy(path: Path) -> object:

@@ -4,19 +4,21 @@
 directory only files of that form, of the pools that were published, are ever touched.
 """
 
+import contextlib
 import os
 import re
 import secrets
 import stat
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dradriver.documents import load_documents, read_plain
 from dradriver.model import PoolContent
 from dradriver.model.text import shown
 from dradriver.publish.api import PublishResult
-from dradriver.publish.manifest import HEADER, dumped, loaded, manifest, spec_of
+from dradriver.publish.manifest import HEADER, dumped, manifest, spec_of
 from dradriver.slices import ApiShape, Body, Earlier, Pool, pool_specs, same
 
 _MODE = 0o644
@@ -82,14 +84,24 @@ class FilePublisher:
         return PublishResult(tuple(written), tuple(removed), wanted.left_out, wanted.warnings)
 
     def verify(self) -> PublishResult:
-        """Restore files that are missing or mean something else, and remove those that should not be."""
+        """Restore files that are missing or mean something else, and remove those that should not be.
+
+        Each pool by itself; the first OSError is raised when all have been looked after.
+        """
         written: list[str] = []
         removed: list[str] = []
+        failed: OSError | None = None
         with self._lock:
             for kept in self._kept.values():
-                restored, stale = self._reconcile(kept)
+                try:
+                    restored, stale = self._reconcile(kept)
+                except OSError as error:
+                    failed = failed or error
+                    continue
                 written += restored
                 removed += stale
+        if failed:
+            raise failed
         return PublishResult(tuple(written), tuple(removed))
 
     def withdraw_others(self, keep: Iterable[tuple[str, str]]) -> PublishResult:
@@ -100,7 +112,7 @@ class FilePublisher:
             for path in self._entries():
                 found = _OURS.fullmatch(path.name)
                 if found and found["stem"] not in stems and _has_header(path):
-                    path.unlink(missing_ok=True)
+                    _remove(path)
                     removed.append(path.name)
         return PublishResult(removed=tuple(removed))
 
@@ -117,7 +129,7 @@ class FilePublisher:
         Slices at the end that hold nothing are let go; nowhere else does a pool become smaller.
         """
         for path in self._matching(kept.pool, _LEFTOVER):
-            path.unlink(missing_ok=True)
+            _remove(path)
         specs: dict[int, Body] = {}
         for number, path in self._files(kept.pool).items():
             spec = spec_of(self._content(kept, number, path), kept.pool)
@@ -144,7 +156,7 @@ class FilePublisher:
                 written.append(path.name)
         for number, path in self._files(kept.pool).items():
             if number >= len(kept.specs):
-                path.unlink(missing_ok=True)
+                _remove(path)
                 kept.seen.pop(number, None)
                 removed.append(path.name)
         if written or removed:
@@ -180,20 +192,23 @@ class FilePublisher:
     def _write(self, kept: _Kept, number: int, path: Path, body: Body) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
+        with _naming(path), draft.open("xb") as file:
+            try:
                 file.write(dumped(body))
                 file.flush()
                 # Whatever the umask is: other programs read the files.
                 os.fchmod(file.fileno(), _MODE)
                 os.fsync(file.fileno())
-                draft.replace(path)
+                try:
+                    draft.replace(path)
+                except IsADirectoryError:
+                    _move_aside(path)
+                    draft.replace(path)
                 # Taken after the rename, which changes it, and through the file, which nobody else can replace.
                 kept.seen[number] = (_Stamp.of(os.fstat(file.fileno())), body)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
+            except BaseException:
+                draft.unlink(missing_ok=True)
+                raise
 
 
 def _checked(driver: str, node: str, pool: str) -> Pool:
@@ -232,26 +247,42 @@ def _means(content: object, body: Body) -> bool:
 
 def _read(path: Path) -> tuple[_Stamp, object]:
     """Read a manifest; None for its content where it is none, or not a plain file that all may read."""
+    stamp = _Stamp.of(path.lstat())
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return _Stamp.of(path.lstat()), None
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        stamp = _Stamp.of(status)
-        if not stat.S_ISREG(status.st_mode) or stat.S_IMODE(status.st_mode) != _MODE:
-            return stamp, None
-        if status.st_size > _MAX_FILE_BYTES:
-            return stamp, None
-        try:
-            return stamp, loaded(file.read(_MAX_FILE_BYTES))
-        except (OSError, ValueError):
-            return stamp, None
+        data, status = read_plain(path, _MAX_FILE_BYTES, follow=False)
+        documents = load_documents(data)
+    except (OSError, ValueError):
+        return stamp, None
+    readable = stat.S_IMODE(status.st_mode) == _MODE
+    return _Stamp.of(status), documents[0] if readable and len(documents) == 1 else None
+
+
+def _remove(path: Path) -> None:
+    """Remove a file; a directory, which may be full, is moved aside."""
+    try:
+        path.unlink(missing_ok=True)
+    except IsADirectoryError:
+        _move_aside(path)
+
+
+def _move_aside(path: Path) -> None:
+    with _naming(path):
+        path.rename(path.with_name(f".{path.name}.obstacle-{secrets.token_hex(4)}"))
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Make an OSError name `path` alone: no name with a random part, and not nothing, as of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with _naming(directory):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

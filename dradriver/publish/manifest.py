@@ -10,10 +10,8 @@ from dradriver.slices import Body, Pool
 
 try:
     from yaml import CSafeDumper as _BaseDumper
-    from yaml import CSafeLoader as _Loader
 except ImportError:  # PyYAML can be built without libyaml, and is then slower.
     from yaml import SafeDumper as _BaseDumper  # type: ignore[assignment]
-    from yaml import SafeLoader as _Loader  # type: ignore[assignment]
 
 HEADER = "# Kept by dradriver: an edit is undone.\n"
 
@@ -73,14 +71,6 @@ def dumped(body: Body) -> bytes:
     """Return a manifest as YAML."""
     text = yaml.dump(body, Dumper=_Dumper, sort_keys=False, width=110)
     return (HEADER + text).encode()
-
-
-def loaded(data: bytes) -> object:
-    """Return what YAML holds. Raises ValueError where it is none."""
-    try:
-        return yaml.load(data, Loader=_Loader)
-    except (yaml.YAMLError, OverflowError, RecursionError, UnicodeDecodeError) as error:
-        raise ValueError(f"not YAML: {error}") from error
 
 
 def spec_of(body: object, pool: Pool) -> Body | None:

@@ -26,6 +26,7 @@ class Wish(ClaimConfig, frozen=True, kw_only=True):
     part: Part | None = None
     parts: tuple[Part, ...] = ()
     named: dict[str, Part] = msgspec.field(default_factory=dict)
+    levels: dict[str, dict[str, Literal["low", "high"]]] | None = None
     count: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
     text: Annotated[str, msgspec.Meta(max_length=5)] = ""
 
@@ -48,7 +49,7 @@ def test_fields_are_in_camel_case_and_have_defaults() -> None:
     )
 
 
-ALL = "count, level, mode, named, part, parts, text"
+ALL = "count, level, levels, mode, named, part, parts, text"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,15 @@ ALL = "count, level, mode, named, part, parts, text"
         ),
         ({"part": {"size": 1}}, "config.part.size: unknown field 'size'; allowed are partSize"),
         ({"parts": [{}, {"size": 1}]}, "config.parts[1].size: unknown field 'size'; allowed are partSize"),
-        ({"named": {"a": {"size": 1}}}, "config.named[...].size: unknown field 'size'; allowed are partSize"),
+        ({"named": {"a": {"size": 1}}}, "config.named.a.size: unknown field 'size'; allowed are partSize"),
+        (
+            {"named": {"a": {}, "0": {"partSize": "x"}}},
+            "config.named['0'].partSize: Expected `int`, got `str`, found 'x'",
+        ),
+        ({"named": {"a": {}, "b\n": 5}}, "config.named['b\\n']: Expected `object`, got `int`, found '5'"),
+        ({"named": {"": 5}}, "config.named['']: Expected `object`, got `int`, found '5'"),
+        ({"levels": {"a": {"b": "low"}, "c": {"d": "z"}}}, "config.levels.c.d: 'z' is not one of low, high"),
+        ({"levels": {"a": [1]}}, "config.levels.a: Expected `object`, got `array`"),
         ({"a\nb": 1}, f"config: unknown field 'a\\nb'; allowed are {ALL}"),
         ({"mode": "slow"}, "config.mode: 'slow' is not one of fast, safe"),
         ({"mode": "x" * 10_000}, f"config.mode: '{'x' * 64}'... (10000 characters) is not one of fast, safe"),
@@ -98,7 +107,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-FIELDS = st.sampled_from(["mode", "level", "part", "parts", "named", "count", "text", "x"])
+FIELDS = st.sampled_from(["mode", "level", "levels", "part", "parts", "named", "count", "text", "x"])
 
 
 @given(st.dictionaries(FIELDS, JSON, max_size=3) | JSON)

@@ -6,7 +6,7 @@ import resource
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
@@ -339,7 +339,7 @@ def test_a_write_that_fails_half_way_leaves_the_old_file_and_no_other(store: Sto
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
-        with pytest.raises(OSError, match="File too large"):
+        with pytest.raises(OSError, match=r"File too large: '.*/one\.json'$"):
             store.write("one.json", spec_of(100_000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -372,7 +372,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_other(small_disk: Path) -> None:
     store.write("one.json", spec_of(1))
 
     for name in ("one.json", "two.json"):
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match=f"No space left on device: '{small_disk}/{name}'"):
             store.write(name, spec_of(200_000))
 
     assert files(store) == ["one.json"]
@@ -383,7 +383,37 @@ def test_a_directory_in_the_place_of_the_file_is_an_error_that_leaves_nothing(st
     store.write("one.json", spec_of(1))
     (store.directory / "two.json").mkdir()
 
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(IsADirectoryError, match=r"/two\.json'$"):
         store.write("two.json", spec_of(1))
+    with pytest.raises(CDIError, match="must be a plain file"):
+        store.read("two.json")
 
     assert files(store) == ["one.json", "two.json"]
+
+
+def test_what_is_no_plain_file_is_never_read_and_a_write_replaces_it(store: Store) -> None:
+    other = store.write("other.json", spec_of(1))
+    path = store.directory / "one.json"
+    foreign: list[Callable[[], object]] = [
+        lambda: os.mkfifo(path),
+        lambda: path.symlink_to("/dev/zero"),
+        lambda: path.symlink_to(other),
+    ]
+    for make in foreign:
+        make()
+        with pytest.raises(CDIError, match=r"^one\.json: '[lp]r.*': must be a plain file"):
+            store.read("one.json")
+        store.write("one.json", spec_of(1))
+        assert store.read("one.json") == spec_of(1)
+        assert store.remove("one.json")
+
+
+def test_a_file_that_is_too_large_is_neither_written_nor_read(store: Store) -> None:
+    store.write("one.json", spec_of(1))
+    with pytest.raises(CDIError, match="must be at most 16777216 bytes"):
+        store.write("one.json", spec_of(17 << 20))
+    os.truncate(store.directory / "one.json", 1 << 40)
+    with pytest.raises(CDIError, match="at most 16777216 bytes"):
+        store.read("one.json")
+    store.write("one.json", spec_of(1))
+    assert store.read("one.json") == spec_of(1)

@@ -95,6 +95,8 @@ def changed(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
 
 
 RESULT = ("status", "allocation", "devices", "results", 0)
+AT_RESULT = "status.allocation.devices.results[0]"
+VERSIONS = "resource.k8s.io/v1, resource.k8s.io/v1beta2, resource.k8s.io/v1beta1"
 
 
 @pytest.mark.parametrize(
@@ -111,14 +113,35 @@ RESULT = ("status", "allocation", "devices", "results", 0)
         ((*RESULT, "consumedCapacity"), {"w": "x"}, "results[0].consumedCapacity['w']: quantity 'x'"),
         (RESULT, {}, "missing required field `request`"),
         (("kind",), "Pod", "not a ResourceClaim object"),
-        (("apiVersion",), "v1", "claim.apiVersion: resource.k8s.io/v1 is expected, found 'v1'"),
-        (("apiVersion",), None, "claim.apiVersion: resource.k8s.io/v1 is expected"),
+        (("apiVersion",), "v1", f"claim.apiVersion: 'v1' is not one of {VERSIONS}"),
+        (("apiVersion",), None, f"claim.apiVersion: 'None' is not one of {VERSIONS}"),
+        (("apiVersion",), ["resource.k8s.io/v1"], "claim.apiVersion: 'a list of 1 items' is not one of"),
+        (("apiVersion",), "resource.k8s.io/v2", "claim.apiVersion: 'resource.k8s.io/v2' is not one of"),
+        (
+            (*RESULT, "consumedCapacity"),
+            {"\ud800": "1"},
+            f"{AT_RESULT}.consumedCapacity['\\ud800']: '\\ud800'",
+        ),
+        ((*RESULT, "shareID"), "a\udfff", f"{AT_RESULT}.shareID: 'a\\udfff' is not Unicode text"),
+        ((*RESULT, "pool"), "\udc80", f"{AT_RESULT}.pool: '\\udc80' is not Unicode text"),
     ],
 )
 def test_a_claim_that_is_not_as_it_should_be_is_refused(
     path: tuple[Any, ...], value: Any, message: str
 ) -> None:
     assert message in unread(changed(path, value))
+
+
+@pytest.mark.parametrize("version", VERSIONS.split(", "))
+def test_the_versions_with_this_form_of_allocation_are_read(version: str) -> None:
+    assert read_claim(changed(("apiVersion",), version), REF).results
+
+
+@pytest.mark.parametrize("uid", ["", "../a", "a\0b", "\ud800", "x" * 64])
+def test_a_claim_without_a_valid_uid_is_refused(uid: str) -> None:
+    ref = ClaimRef(uid, "default", "a")
+    with pytest.raises(ClaimError, match=r"^claim\.metadata\.uid: uid '.* is not a UID"):
+        read_claim(claim_object(ref, ["lever-0"]), ref)
 
 
 @pytest.mark.parametrize("value", [None, 5, "x", [], {}, [[]], {"kind": []}, {"kind": "ResourceClaim"}])

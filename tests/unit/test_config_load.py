@@ -1,6 +1,7 @@
 """The configuration file: what is right, and the one line that says what is wrong."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,19 @@ def test_the_full_example_of_the_documentation_loads(tmp_path: Path) -> None:
         ("rescanSeconds: 0", "rescanSeconds: "),
         ("rescanSeconds: soon", "rescanSeconds: Expected `int`, got `str`, found 'soon'"),
         ("rescanSeconds: true", "rescanSeconds: "),
+        ("rescanSeconds: 1:30", "rescanSeconds: Expected `int`, got `str`, found '1:30'"),
+        ("rescanSeconds: 0x1E", "rescanSeconds: Expected `int`, got `str`, found '0x1E'"),
+        ("rescanSeconds: " + "9" * 5000, "line 1: an integer of 5000 digits: at most 1000 are read"),
+        ("rescanSeconds: " + "9" * 300, "rescanSeconds: Expected `int` <= 86400, found '9999"),
+        ("node: !!int abc", "line 1: tag '!!int' is not read"),
+        ("node: !!float abc", "line 1: tag '!!float' is not read"),
+        ("node: !!bool abc", "line 1: tag '!!bool' is not read"),
+        ("node: !!timestamp abc", "line 1: tag '!!timestamp' is not read"),
+        ("node: " + "[" * 3000, "line 1: "),
+        ("node: " + "{" * 3000, "line 1: "),
+        ('{"node": ' + "[" * 3000, "line 1: "),
+        ('{"state": "/\\ud800"}', "'/\\ud800' is not Unicode text"),
+        ("".join(f"k{n}: 1\n" for n in range(20_000)), "k0: unknown field 'k0'; allowed are "),
         ("node: Node_A", "node: node name 'Node_A' is not a DNS subdomain"),
         ("node: " + "a" * 300, "node: node name 'aaaa"),
         ("kubeletRoot: relative", "kubeletRoot: an absolute path without '..' is expected, found 'relative'"),
@@ -86,7 +100,17 @@ def test_the_full_example_of_the_documentation_loads(tmp_path: Path) -> None:
             "drivers: [{name: a.io, backends: [tpu]}]",
             "drivers: backend 'tpu' is not installed; installed are cpu, ",
         ),
+        (
+            "{drivers: [{name: a.io, backends: [tpu]}], backends: {cpu: {}}}",
+            "drivers: backend 'tpu' is not installed; installed are cpu, ",
+        ),
         ("backends: {gpu: {}}", "backends.gpu: no driver uses it; used are cpu, memory"),
+        ('backends: {"g\\nu": {}}', "backends.'g\\nu': no driver uses it"),
+        ("backends: {cpu: 5}", "backends.cpu: Expected `object`, got `int`, found '5'"),
+        (
+            "backends: {memory: {reserved: {'0': 5}}}",
+            "backends.memory.reserved['0']: Expected `str`, got `int`",
+        ),
         (
             "backends: {cpu: {reservd: '0'}}",
             "backends.cpu.reservd: unknown field 'reservd'; allowed are reserved",
@@ -94,9 +118,9 @@ def test_the_full_example_of_the_documentation_loads(tmp_path: Path) -> None:
         ("backends: {cpu: {reserved: 0}}", "backends.cpu.reserved: Expected `str`, got `int`"),
         ("backends: {cpu: {reserved: x}}", "backends.cpu"),
         ("backends: {memory: {reserved: {'0': lots}}}", "backends.memory"),
-        ("node: a\nnode: b", "not valid YAML: "),
-        ("1: a", "not valid YAML: "),
-        ("a: [", "not valid YAML: "),
+        ("node: a\nnode: b", "line 2: key 'node' stands twice"),
+        ("1: a", "line 1: key 1 is not a string: quote it"),
+        ("a: [", "line 2: not valid YAML: "),
         ("- a", "Expected `object`, got `array`"),
         ("--- {}\n--- {}", "one YAML document is expected, found 2"),
     ],
@@ -108,11 +132,21 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, text: str, expected: 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"absent\.yaml: cannot be read: No such file"):
         load(tmp_path / "absent.yaml", None, {})
-    with pytest.raises(SettingsError, match="cannot be read: Is a directory"):
+    with pytest.raises(SettingsError, match=f"^{tmp_path}: not a plain file$"):
         load(tmp_path, None, {})
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SettingsError, match="binary: cannot be read: not UTF-8 text"):
+    with pytest.raises(SettingsError, match="binary: not UTF-8 text: byte 0 is 0xff"):
         load(tmp_path / "binary", None, {})
+    with pytest.raises(SettingsError, match="/dev/zero: not a plain file"):
+        load(Path("/dev/zero"), None, {})
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", 100 << 20)
+    with pytest.raises(SettingsError, match="large: larger than 1048576 bytes"):
+        load(tmp_path / "large", None, {})
+
+
+def test_what_looks_like_a_date_is_a_name(tmp_path: Path) -> None:
+    assert settings(tmp_path, "node: 2001-99-99").node == "2001-99-99"
 
 
 json_values = st.recursive(

@@ -109,6 +109,13 @@ def test_parts_of_a_cpu_are_refused(tree: HostTree, amount: str) -> None:
         Node(tree).plan(allocated("cpu-numa-0", amount))
 
 
+@pytest.mark.parametrize("amount", ["1e999", "9" * 500, "1." + "3" * 400])
+def test_a_huge_amount_does_not_make_a_huge_message(tree: HostTree, amount: str) -> None:
+    with pytest.raises(PlanError, match=r"cpu-numa-0: .* asked") as caught:
+        Node(tree).plan(allocated("cpu-numa-0", amount))
+    assert len(str(caught.value)) < 300
+
+
 def test_a_refusal_names_the_holders(tree: HostTree) -> None:
     held = {"0": NEIGHBOUR, "4": NEIGHBOUR, "2": NEIGHBOUR}
     with pytest.raises(PlanError) as refused:

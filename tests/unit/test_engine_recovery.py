@@ -137,8 +137,8 @@ def test_stale_cdi_files_and_left_overs_are_removed(node: Node) -> None:
     (name,) = node.specs
     stale = node.cdi / name.replace("uid-a", "uid-z")
     shutil.copy(node.cdi / name, stale)
-    left = node.cdi / f"{name}.0123456789abcdef.tmp"
-    left.touch()
+    for left in (name, f"{DRIVER}-base.json"):
+        (node.cdi / f"{left}.0123456789abcdef.tmp").touch()
     foreign = node.cdi / "vendor.json"
     foreign.touch()
     with restarted(node) as again:
@@ -167,6 +167,22 @@ def test_a_lost_journal_is_rebuilt_from_the_cdi_files(node: Node, loss: str) -> 
         again.check_whole()
         assert [again.unprepare(ref) for ref in refs] == [None, None]
         assert (again.specs, again.pulled) == ({}, {})
+
+
+def test_what_an_old_copy_of_the_journal_does_not_know_is_taken_over(node: Node) -> None:
+    known, later = node.claim("a", "lever-0"), node.claim("b", "lever-1")
+    assert not isinstance(node.prepare(known), str)
+    node.close()
+    copy = node.state.read_bytes()
+    with restarted(node) as again:
+        answer = again.prepare(later)
+        records = again.journal.records()
+    node.state.write_bytes(copy)
+    with restarted(node) as again:
+        assert again.journal.records() == records
+        assert again.prepare(later) == answer
+        assert "lever-1 is held by claim default/b" in str(again.prepare(again.claim("x", "lever-1")))
+        again.check_whole()
 
 
 def test_a_lost_journal_after_a_reboot_leaves_nothing_behind(node: Node) -> None:

@@ -160,8 +160,8 @@ def test_the_last_and_nearest_mount_holds_a_path() -> None:
     assert status(check_same_path(Path("/x"), "")) == "unknown"
 
 
-def test_directories_are_ours_and_private(tmp_path: Path) -> None:
-    checks, paths = check_socket_paths([CPU], tmp_path, None)
+def test_directories_are_ours_and_private(tmp_path_factory: pytest.TempPathFactory) -> None:
+    checks, paths = check_socket_paths([CPU], tmp_path_factory.mktemp("k"), None)
     assert status(*checks) == "ok"
     uid = os.geteuid()
     assert status(*check_directories(paths, uid)) == "ok ok"
@@ -324,7 +324,7 @@ def test_a_cdi_device_that_two_files_define_is_a_conflict(tmp_path: Path) -> Non
     again = only(check_cdi_conflicts([tmp_path, tmp_path / "none"], [CPU]))
     assert "x/y=a is defined in vendor.yaml and vendor.yaml" in again.seen
     (tmp_path / "vendor.yaml").write_text("a: [")
-    assert "not valid JSON or YAML" in only(check_cdi_conflicts([tmp_path], [CPU])).seen
+    assert "line 2: not valid YAML" in only(check_cdi_conflicts([tmp_path], [CPU])).seen
 
 
 GRPC = '[plugins."io.containerd.grpc.v1.cri"]\n'

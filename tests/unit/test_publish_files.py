@@ -1,8 +1,11 @@
 """Slices as files: complete, atomic, stable, restored, and nothing else in the directory touched."""
 
+import contextlib
 import json
 import os
+import resource
 import stat
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -345,18 +348,70 @@ def test_a_name_never_leads_out_of_the_directory(tmp_path: Path, driver: str, po
     assert not files(tmp_path)
 
 
+@contextlib.contextmanager
+def files_limited_to(size: int) -> Iterator[None]:
+    """Let no file grow beyond that many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def test_a_failure_leaves_the_old_file_and_the_next_call_goes_on(tmp_path: Path) -> None:
     publisher = FilePublisher(tmp_path)
     publish(publisher, wide(2))
-    blocked = tmp_path / "cpu.dradriver.io_cpu-001.yaml"
-    blocked.unlink()
-    blocked.mkdir()
-    with pytest.raises(OSError, match="cpu-001"):
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with (
+        files_limited_to(1000),
+        pytest.raises(OSError, match=r"too large: '.*/cpu\.dradriver\.io_cpu-000\.yaml'$"),
+    ):
         publish(publisher, wide(3))
-    assert files(tmp_path) == ["cpu.dradriver.io_cpu-000.yaml", "cpu.dradriver.io_cpu-001.yaml"]
-    blocked.rmdir()
-    assert len(publisher.verify().written) == 2
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert len(publisher.verify().written) == 3
     assert generations(tmp_path) == [2, 2, 2]
+
+
+def test_one_pool_that_cannot_be_restored_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    publisher = FilePublisher(tmp_path)
+    publisher.publish("a.example.com", NODE, "node-a/cpu", wide(1))
+    publisher.publish("b.example.com", NODE, "node-a/cpu", PoolContent((Device("d-0"),)))
+    for path in tmp_path.iterdir():
+        path.unlink()
+    messages = set()
+    for _ in range(2):
+        with (
+            files_limited_to(1000),
+            pytest.raises(OSError, match=r"a\.example\.com_cpu-000\.yaml'$") as caught,
+        ):
+            publisher.verify()
+        messages.add(str(caught.value))
+        assert files(tmp_path) == ["b.example.com_cpu-000.yaml"]
+    assert len(messages) == 1, "the same trouble is told in the same words"
+    assert publisher.verify().written == ("a.example.com_cpu-000.yaml",)
+
+
+def test_a_directory_in_the_place_of_a_slice_is_moved_aside(tmp_path: Path) -> None:
+    publisher = FilePublisher(tmp_path)
+    publish(publisher, PoolContent((numa(0),)))
+    path = tmp_path / "cpu.dradriver.io_cpu-000.yaml"
+    surplus = tmp_path / "cpu.dradriver.io_cpu-001.yaml"
+    draft = tmp_path / ".cpu.dradriver.io_cpu-000.yaml.0123456789abcdef.tmp"
+    path.unlink()
+    for obstacle in (path, surplus):
+        obstacle.mkdir()
+        (obstacle / "kept").write_text(obstacle.name)
+    result = publisher.verify()
+    assert (result.written, result.removed) == ((path.name,), (surplus.name,))
+    assert path.read_text() == GOLDEN
+    aside = sorted(tmp_path.glob(".*.obstacle-????????"))
+    assert [(found / "kept").read_text() for found in aside] == [path.name, surplus.name]
+    assert publisher.verify() == PublishResult()
+    draft.mkdir()
+    assert publish(FilePublisher(tmp_path), PoolContent((numa(0),))) == PublishResult()
+    publisher.withdraw(DRIVER, NODE, POOL)
+    assert not path.exists()
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=16) | st.sampled_from(
