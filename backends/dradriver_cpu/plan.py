@@ -116,12 +116,11 @@ def _too_few(count: int, offer: Offer, free: CPUSet, held: Mapping[str, ClaimRef
                 by_claim.setdefault(claim, []).append(number)
     holders = sorted((CPUSet(cpus) for cpus in by_claim.values()), key=lambda cpus: cpus.first)
     of_cpu = {cpu: claim for claim, cpus in by_claim.items() for cpu in cpus}
-    parts = [f"CPUs {cpus} by claim {of_cpu[cpus.first]}" for cpus in holders[:_NAMED_HOLDERS]]
+    parts = [f"{cpus} by claim {of_cpu[cpus.first]}" for cpus in holders[:_NAMED_HOLDERS]]
     if own:
-        parts.insert(0, f"CPUs {own} by another device of this claim")
+        parts.insert(0, f"{own} by another device of this claim")
     if len(holders) > _NAMED_HOLDERS:
         parts.append(f"the rest by {len(holders) - _NAMED_HOLDERS} more")
-    message = (
-        f"device {offer.name}: {plain(str(count), 64)} CPUs asked, {len(free)} of {len(offer.cpus)} free"
-    )
-    return f"{message}; held are {', '.join(parts)}" if parts else message
+    asked = plain(str(count), 64)
+    message = f"device {offer.name}: {CPU}: {asked} asked, {len(free)} of {len(offer.cpus)} free"
+    return f"{message}; held: {', '.join(parts)}" if parts else message

@@ -280,7 +280,7 @@ def _prepared_table(ref: ClaimRef, data: Sequence[Mapping[str, Any]]) -> None:
         if "error" in one:
             rows.append([one["driver"], "-", f"error: {one['error']}"])
         rows += [
-            [one["driver"], device["device"], "\n".join(device["cdiDeviceIDs"])]
+            [one["driver"], device_text(device), "\n".join(device["cdiDeviceIDs"])]
             for device in one.get("devices", ())
         ]
     click.echo(f"Claim {ref}")

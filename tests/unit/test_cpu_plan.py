@@ -121,21 +121,21 @@ def test_a_refusal_names_the_holders(tree: HostTree) -> None:
     with pytest.raises(PlanError) as refused:
         Node(tree).plan(allocated("cpu-numa-0", "1"), allocated("cpu-numa-0", "2"), held=held)
     assert str(refused.value) == (
-        "device cpu-numa-0: 2 CPUs asked, 1 of 4 free; held are CPUs 1 by another device of this claim, "
-        "CPUs 0,4 by claim default/web (0b2e77aa-51d3-4f0c-8a6b-7d90e5c1b002)"
+        "device cpu-numa-0: cpu: 2 asked, 1 of 4 free; held: 1 by another device of this claim, "
+        "0,4 by claim default/web (0b2e77aa-51d3-4f0c-8a6b-7d90e5c1b002)"
     )
 
 
 def test_a_refusal_names_three_holders_at_most(tree: HostTree) -> None:
     held = {str(cpu): ClaimRef(f"uid-{cpu}", "default", f"web-{cpu}") for cpu in (5, 4, 1, 0)}
-    with pytest.raises(PlanError, match=r"CPUs 0 by .*, CPUs 1 by .*, CPUs 4 by .*, the rest by 1 more$"):
+    with pytest.raises(PlanError, match=r"held: 0 by .*, 1 by .*, 4 by .*, the rest by 1 more$"):
         Node(tree).plan(allocated("cpu-numa-0", "1"), held=held)
 
 
 def test_reserved_cpus_are_given_to_nobody(tree: HostTree) -> None:
     node = Node(tree, reserved="0,4")
     assert node.plan(allocated("cpu-numa-0", "2")).holds == {"1", "5"}
-    with pytest.raises(PlanError, match=r"3 CPUs asked, 2 of 2 free$"):
+    with pytest.raises(PlanError, match=r"cpu: 3 asked, 2 of 2 free$"):
         node.plan(allocated("cpu-numa-0", "3"))
 
 
@@ -150,7 +150,7 @@ def test_a_cpu_that_goes_offline_is_no_longer_offered(tree: HostTree) -> None:
     tree.online("0-4,6-7")
     node = Node(tree)
     assert node.plan(allocated("cpu-numa-0", share=None)).holds == {"0", "1", "4"}
-    with pytest.raises(PlanError, match="4 CPUs asked, 3 of 3 free"):
+    with pytest.raises(PlanError, match="cpu: 4 asked, 3 of 3 free"):
         node.plan(allocated("cpu-numa-0", "4"))
 
 
