@@ -17,6 +17,7 @@ from dradriver.claims import ClaimError, DirectoryClaims, claim_ref, read_claim
 from dradriver.cli.context import Misuse, Node, fail, pass_node
 from dradriver.cli.lookup import find_claim
 from dradriver.cli.output import Output, output_option, print_table, show
+from dradriver.cli.views import device_text
 from dradriver.documents import read_documents
 from dradriver.model import ClaimRef, PreparedDevice, Quantity
 from dradriver.model.names import check_label, check_subdomain

@@ -81,6 +81,8 @@ def test_a_claim_by_device_names_from_prepare_to_unprepare(host: daemons.Node) -
     (cpu,) = prepared[0]["devices"]
     uid = prepared[0]["claim"]
     assert cpu["cdiDeviceIDs"] == [f"{CPU}/claim={uid}-0"]
+    assert cpu["consumed"] == {"cpu": "2"}
+    assert "cpu-numa-1 (cpu=2)" in good(host, "kubelet", "prepare", "tried")
     (file,) = prepared[0]["cdiFiles"]
     assert Path(file).parent == host.cdi
     assert json.loads(Path(file).read_text())["kind"] == f"{CPU}/claim"
