@@ -1,14 +1,12 @@
-"""One active instance: the lock that it holds for life, and the gate at which calls wait for it."""
+"""One active instance: waiting for the lock that it holds for life, and the gate at which calls wait for it."""
 
-import fcntl
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from dradriver.engine import Engine
+from dradriver.filelock import FileLock
 from dradriver.model import ClaimRef, PreparedDevice
 
 log = logging.getLogger(__name__)
@@ -19,59 +17,21 @@ PATIENCE_SECONDS = 5.0
 """How long a call waits where this instance cannot become active; for another instance to end it waits to its end."""
 
 
-class ActiveLock:
-    """The flock on `serialize.lock`. The kernel lets go of it when the process ends, however it ends."""
+def acquire(lock: FileLock, stop: threading.Event) -> bool:
+    """Wait for the lock of the active instance; return False where `stop` came first. Raises OSError.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._fd = -1
-
-    def acquire(self, stop: threading.Event) -> bool:
-        """Wait for the lock; return False where `stop` came first. Raises OSError.
-
-        It is polled: a thread that blocks in flock() could not be told to stop.
-        """
-        waiting = False
-        while not self.held():
-            self.release()
-            self._try()
-            if self._fd >= 0:
-                continue
-            if not waiting:
-                log.info("another instance is active: standing by")
-                waiting = True
-            if stop.wait(POLL_SECONDS):
-                return False
-        return True
-
-    def _try(self) -> None:
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._path.parent.chmod(0o700)
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-        except BaseException:
-            os.close(fd)
-            raise
-        else:
-            self._fd = fd
-
-    def held(self) -> bool:
-        """Return whether the lock is held, and on the file that others find: one that was removed locks out nobody."""
-        if self._fd < 0:
+    It is polled: a thread that blocks in flock() could not be told to stop.
+    """
+    lock.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock.path.parent.chmod(0o700)
+    waiting = False
+    while not lock.try_acquire():
+        if not waiting:
+            log.info("another instance is active: standing by")
+            waiting = True
+        if stop.wait(POLL_SECONDS):
             return False
-        try:
-            return os.path.samestat(os.fstat(self._fd), self._path.stat(follow_symlinks=False))
-        except OSError:
-            return False
-
-    def release(self) -> None:
-        """Let another instance become active."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+    return True
 
 
 class Gate:

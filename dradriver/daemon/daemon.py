@@ -7,11 +7,12 @@ from pathlib import Path
 
 from dradriver.claims import DirectoryClaims
 from dradriver.config import Settings, load_backends
-from dradriver.daemon.active import ActiveLock, Gate
+from dradriver.daemon.active import Gate, acquire
 from dradriver.daemon.health import device_states
 from dradriver.daemon.supervisor import Supervisor
 from dradriver.daemon.watch import PoolWatch
 from dradriver.engine import CDIFiles, Engine, Journal, JournalError, Pool, Pools, open_journal
+from dradriver.filelock import FileLock
 from dradriver.host import Host
 from dradriver.kubelet import HealthBoard, Plugin, SocketPaths, remove_dead
 from dradriver.publish import FilePublisher
@@ -36,7 +37,7 @@ class Daemon:
         """Load the backends; nothing is started. Raises SettingsError."""
         self.settings = settings
         self.pools = Pools(settings.node, load_backends(settings))
-        self._lock = ActiveLock(settings.lock)
+        self._lock = FileLock(settings.lock)
         self.gate = Gate(self._is_alone, self._report)
         self.health = HealthBoard()
         self.ended = threading.Event()
@@ -106,7 +107,7 @@ class Daemon:
     def _activate(self, stop: threading.Event) -> None:
         """Become the active instance: wait for the lock, recover, let calls through, publish."""
         try:
-            if not self._lock.acquire(stop):
+            if not acquire(self._lock, stop):
                 return
             engine = self._recovered()
         except Exception as error:

@@ -11,9 +11,10 @@ from typing import Any
 
 import grpc
 
+from dradriver.filelock import FileLock
 from dradriver.kubelet.health import HealthBoard
 from dradriver.kubelet.service import Preparer, add_services
-from dradriver.kubelet.sockets import SocketLock, SocketPaths, bind_path, unix_target
+from dradriver.kubelet.sockets import SocketPaths, acquire, bind_path, unix_target
 from dradriver.kubelet.streams import MAX_STREAMS, HealthStreams
 from dradriver.kubelet.text import sentence
 from dradriver.model import shown
@@ -73,7 +74,7 @@ class Plugin:
         self._registration = Registration(None, time.time())
         self._stream_slots = threading.Semaphore(MAX_STREAMS)
         self._guard = threading.Lock()
-        self._locks = tuple(SocketLock(paths.lock_file(socket)) for socket in paths.sockets)
+        self._locks = tuple(FileLock(paths.lock_file(socket)) for socket in paths.sockets)
         self._servers: dict[Path, _Server] = {}
         self._replaced: list[_Server] = []
         self._pools: tuple[ThreadPoolExecutor, ...] = ()
@@ -135,7 +136,7 @@ class Plugin:
             return
         self.paths.make_directories()
         for lock in self._locks:
-            lock.acquire()
+            acquire(lock)
         calls, registrations = self._pools
         self._bind(self.paths.service, calls, self._add_service)
         self._bind(self.paths.registration, registrations, self._add_registration)
@@ -187,7 +188,7 @@ class Plugin:
         for pool in self._pools:
             pool.shutdown(wait=False)
         for lock in self._locks:
-            lock.release()
+            lock.release(remove=True)
         self._servers, self._replaced, self._pools = {}, [], ()
 
 

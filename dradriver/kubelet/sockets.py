@@ -4,7 +4,6 @@ gRPC binds over a live socket without a word, and the kubelet knows a driver by 
 socket name is guarded by a lock on a file of its own (flock, which ends with the process) while it is used.
 """
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import quote
 
+from dradriver.filelock import FileLock
 from dradriver.model import shown
 from dradriver.model.names import MAX_DRIVER_NAME, check_subdomain, check_uid
 
@@ -120,43 +120,17 @@ class SocketPaths:
         return self.plugin_dir / (socket.name + _LOCK_SUFFIX)
 
 
-class SocketLock:
-    """The right to use one socket name; it ends with the process, however that ends."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._fd: int | None = None
-
-    def acquire(self) -> None:
-        """Take the lock if it is not held. Raises SocketInUseError where another process has it."""
-        if self.held():
-            return
-        patience = time.monotonic() + _PATIENCE_SECONDS
-        while (fresh := _locked(self.path)) is None:
-            if time.monotonic() > patience:
-                name = self.path.name.removesuffix(_LOCK_SUFFIX)
-                raise SocketInUseError(
-                    f"socket name {shown(name, 200)} is in use: another process holds {self.path}. "
-                    "Stop it first; in a DaemonSet, POD_UID tells the instances apart"
-                )
-            time.sleep(_PATIENCE_SECONDS / 20)
-        self._close()
-        self._fd = fresh
-
-    def held(self) -> bool:
-        """Return whether the lock is taken and its file is still the one at the path."""
-        return self._fd is not None and _is_at(self._fd, self.path)
-
-    def release(self) -> None:
-        """Let go, and remove the file."""
-        if self.held():
-            self.path.unlink(missing_ok=True)
-        self._close()
-
-    def _close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+def acquire(lock: FileLock) -> None:
+    """Take the lock of a socket name. Raises SocketInUseError where another process has it."""
+    patience = time.monotonic() + _PATIENCE_SECONDS
+    while not lock.try_acquire():
+        if time.monotonic() > patience:
+            name = lock.path.name.removesuffix(_LOCK_SUFFIX)
+            raise SocketInUseError(
+                f"socket name {shown(name, 200)} is in use: another process holds {lock.path}. "
+                "Stop it first; in a DaemonSet, POD_UID tells the instances apart"
+            )
+        time.sleep(_PATIENCE_SECONDS / 20)
 
 
 def remove_dead(paths: SocketPaths) -> tuple[Path, ...]:
@@ -168,7 +142,7 @@ def remove_dead(paths: SocketPaths) -> tuple[Path, ...]:
     removed = []
     for lock in sorted(paths.plugin_dir.glob(f"*.sock{_LOCK_SUFFIX}")):
         name = lock.name.removesuffix(_LOCK_SUFFIX)
-        with _lock_of_the_dead(lock) as dead:
+        with _lock_of_the_dead(FileLock(lock)) as dead:
             if not dead:
                 continue
             directory = paths.registry if name.endswith(_REGISTRATION_SUFFIX) else paths.plugin_dir
@@ -220,39 +194,13 @@ def _make_directory(directory: Path, mode: int) -> None:
     directory.chmod(mode)  # whatever the umask
 
 
-def _locked(path: Path, create: int = os.O_CREAT) -> int | None:
-    """Return a descriptor that holds the lock at `path`, or None where another holds it."""
-    while True:
-        fd = os.open(path, os.O_RDWR | create | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return None
-        except OSError:
-            os.close(fd)
-            raise
-        if _is_at(fd, path):
-            return fd
-        # The last holder removed the file between the two calls: a lock on it guards nothing.
-        os.close(fd)
-
-
 @contextmanager
-def _lock_of_the_dead(path: Path) -> Iterator[bool]:
+def _lock_of_the_dead(lock: FileLock) -> Iterator[bool]:
     try:
-        fd = _locked(path, create=0)
+        dead = lock.try_acquire(create=False)
     except FileNotFoundError:
-        fd = None
+        dead = False
     try:
-        yield fd is not None
+        yield dead
     finally:
-        if fd is not None:
-            os.close(fd)
-
-
-def _is_at(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), path.stat(follow_symlinks=False))
-    except FileNotFoundError:
-        return False
+        lock.release()

@@ -1,6 +1,5 @@
 """Names of sockets: unique for each instance, and never longer than the kernel allows."""
 
-import fcntl
 import os
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dradriver.kubelet import KUBELET_ROOT, SocketPaths
-from dradriver.kubelet.sockets import MAX_PATH_BYTES, SocketLock, bind_path
+from dradriver.kubelet.sockets import MAX_PATH_BYTES, bind_path
 
 UID = "b1946ac9-2c6b-4d3a-9d5e-0c9a1f0e7a11"
 OTHER_UID = "b1946ac9-2c6b-4d3a-9d5e-0c9a1f0e7a12"
@@ -54,24 +53,6 @@ def test_every_name_fits(driver: str, instance: str | None, depth: int) -> None:
 def test_a_root_that_leaves_no_room_is_named(instance: str | None) -> None:
     with pytest.raises(ValueError, match=f"kubelet root '/{'r' * 90}' is too long"):
         SocketPaths.of("gpu.example.com", Path("/" + "r" * 90), instance)
-
-
-def test_a_lock_on_a_file_that_its_last_holder_has_removed_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    holder, next_one = (SocketLock(tmp_path / "dra.sock.lock") for _ in range(2))
-    holder.acquire()
-    flock = fcntl.flock
-
-    def late(fd: int, operation: int) -> None:
-        holder.release()
-        flock(fd, operation)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    next_one.acquire()
-    assert next_one.held()
-    next_one.release()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_bytes_count_and_not_characters() -> None:
