@@ -1,7 +1,7 @@
 """The CDI files of this daemon: one for each prepared claim, and a base file for each driver that needs one.
 
-A claim's file also carries its journal record as an annotation, which the runtime ignores: a journal that was lost is
-rebuilt from the files.
+A claim's file also carries its journal record as an annotation, which the runtime ignores: what a journal lost is taken
+over from the files.
 """
 
 import json
@@ -114,13 +114,16 @@ class CDIFiles:
             for name in (*stale, *self._store.reconcile(base, {base})):
                 log.warning("stale CDI file %s is removed", name)
 
-    def records(self, drivers: Collection[str]) -> Iterator[Record]:
-        """Yield the records that the claim files of these drivers carry.
+    def records(self, drivers: Collection[str], known: Collection[Record] = ()) -> Iterator[Record]:
+        """Yield the records that the claim files of these drivers carry, but for claims that are known.
 
         Their form is that of a record; whether they make sense is the caller's to find out.
         """
+        names = {claim_file_name(record.driver, record.ref.uid) for record in known}
         for driver in drivers:
             for name in self._store.names(claim_file_prefix(driver)):
+                if name in names:
+                    continue
                 try:
                     record = self._record(name)
                     if record.driver != driver or claim_file_name(driver, record.ref.uid) != name:

@@ -80,8 +80,7 @@ class Recovery:
         """
         drivers = self._pools.drivers
         with self._journal.transaction():
-            if self._journal.fact("boot") is None:
-                self._rebuild()
+            self._take_over()
             self._journal.set_fact("boot", boot)
         self._settle((record.driver, record.ref.uid) for record in self._journal.records())
         kept = self._journal.records()
@@ -99,9 +98,19 @@ class Recovery:
             # A claim that needs the directory says so itself; those that are prepared can still be undone.
             log.error("the CDI directory cannot be brought up to date: %s", error)
 
-    def _rebuild(self) -> None:
-        """Fill a new journal from the CDI files of claims that an earlier one prepared."""
-        for found in self._cdi.records(self._pools.drivers):
+    def _take_over(self) -> None:
+        """Journal the claims that only their CDI files know of.
+
+        A claim is journalled before it has a file and forgotten after that is gone: the journal is new, or an old copy.
+        """
+        try:
+            records = list(self._cdi.records(self._pools.drivers, self._journal.records()))
+        except OSError as error:
+            if self._journal.fact("boot") is None:
+                raise  # nothing at all would be known of what is prepared
+            log.error("the CDI directory cannot be read: %s", error)
+            return
+        for found in records:
             try:
                 check_record(found, self._pools, self._journal)
             except ValueError as error:
