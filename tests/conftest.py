@@ -1,0 +1,20 @@
+"""Options of the test run."""
+
+import pytest
+
+pytest.register_assert_rewrite("crashes", "life", "reference", "wholenode")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --all."""
+    parser.addoption(
+        "--all",
+        action="store_true",
+        help="every crash point instead of some, and 10,000 random sequences instead of a few",
+    )
+
+
+@pytest.fixture(scope="session")
+def everything(request: pytest.FixtureRequest) -> bool:
+    """Whether nothing is left out to save time."""
+    return bool(request.config.getoption("--all"))
