@@ -17,8 +17,9 @@ from typing import Any
 
 from dradriver.backend import Backend
 from dradriver.claims import DirectoryClaims
-from dradriver.daemon.active import ActiveLock, Gate
+from dradriver.daemon.active import Gate, acquire
 from dradriver.engine import CDIFiles, Engine, Journal, Lane, Pool, Pools, open_journal, refresh_all
+from dradriver.filelock import FileLock
 from dradriver.host import Host
 from dradriver.model import ClaimRef, PreparedDevice, Quantity
 from dradriver_cdi import Store
@@ -136,7 +137,7 @@ class Instance:
         refresh_all(pool for pool in self.pools.all if not pool.snapshot.probed)
         self.gate = Gate(lambda: True, lambda _: None)
         self.aside: Path | None = None
-        self._lock = ActiveLock(node.root / "serialize.lock")
+        self._lock = FileLock(node.root / "serialize.lock")
         self._journal: Journal | None = None
 
     def _pool(self, kind: str) -> Pool:
@@ -162,7 +163,7 @@ class Instance:
 
     def activate(self) -> "Instance":
         """Become the active instance, as the daemon does; raises what it would meet."""
-        assert self._lock.acquire(threading.Event())
+        assert acquire(self._lock, threading.Event())
         try:
             self._journal, self.aside = open_journal(self.node.state / "journal.db")
             engine = Engine(
