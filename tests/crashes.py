@@ -129,6 +129,7 @@ class Bench:
                 self.node.result(device, n, name, amount) for n, (device, amount) in enumerate(devices)
             ]
             self.node.claim(name, results)
+        Instance(self.node)  # the first look at the hardware starts the clock of its faults
         self.fresh = self.keep()
         self.full: dict[Key, Any] = {}
         self.answers: dict[Key, Answer] = {}

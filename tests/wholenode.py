@@ -136,7 +136,6 @@ class Instance:
                 self._pool(kind).snapshot = before._pool(kind).snapshot
         refresh_all(pool for pool in self.pools.all if not pool.snapshot.probed)
         self.gate = Gate(lambda: True, lambda _: None)
-        self.aside: Path | None = None
         self._lock = FileLock(node.root / "serialize.lock")
         self._journal: Journal | None = None
 
@@ -165,7 +164,7 @@ class Instance:
         """Become the active instance, as the daemon does; raises what it would meet."""
         assert acquire(self._lock, threading.Event())
         try:
-            self._journal, self.aside = open_journal(self.node.state / "journal.db")
+            self._journal, _ = open_journal(self.node.state / "journal.db")
             engine = Engine(
                 self.pools,
                 DirectoryClaims(self.node.claims),

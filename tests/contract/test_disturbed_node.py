@@ -160,7 +160,7 @@ def test_a_cdi_directory_that_becomes_read_only_is_a_clear_error(
                 remount(bench.node.cdi, "ro")
                 errors = calls(bench, instance, number)
                 assert [error for error in errors if "Read-only file system" not in error] == []
-                assert errors or number == len(of.work)
+                assert errors or number >= len(of.work) - 1, "the last call undoes what is not prepared"
                 remount(bench.node.cdi, "rw")
                 settle(bench, instance)
             bench.check()
