@@ -38,7 +38,7 @@ class Daemon:
         self.settings = settings
         self.pools = Pools(settings.node, load_backends(settings))
         self._lock = FileLock(settings.lock)
-        self.gate = Gate(self._is_alone, self._report)
+        self.gate = Gate(self._is_alone, self._report_if_gone)
         self.health = HealthBoard()
         self.ended = threading.Event()
         self.failed = ""
@@ -188,6 +188,12 @@ class Daemon:
 
     def _changed(self, pool: Pool) -> None:
         self._seen(pool, changed=True)
+
+    def _report_if_gone(self, driver: str) -> None:
+        """After an Unprepare: only a device that is no longer found may leave the health list by it."""
+        found = {(pool.name, name) for pool in self.pools.of_driver(driver) for name in pool.snapshot.index}
+        if not self.health.snapshot(driver).states.keys() <= found:
+            self._report(driver)
 
     def _report(self, driver: str) -> None:
         """Bring the health list of a driver up to date; a device that is gone is listed until its last claim is."""

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -192,17 +192,41 @@ class JournalView:
             for driver, uid, namespace, name, amount in rows
         ]
 
-    def held(self, prefix: str) -> dict[str, ClaimRef]:
-        """Return the units that start with `prefix`, without it, and who holds them."""
+    def held(self, prefix: str) -> Mapping[str, ClaimRef]:
+        """Return the units that start with `prefix`, without it, and who holds them.
+
+        The names are read at once, a holder when it is asked for: only a refusal names any.
+        """
         with self._reading() as db:
             rows = db.execute(
-                "SELECT unit, uid, namespace, name FROM hold JOIN claim USING (driver, uid) "
-                "WHERE unit >= ? AND unit < ?",
+                "SELECT DISTINCT unit FROM hold WHERE unit >= ? AND unit < ?",
                 (prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1)),
             ).fetchall()
-        return {
-            unit.removeprefix(prefix): ClaimRef(uid, namespace, name) for unit, uid, namespace, name in rows
-        }
+        return _Held(self, prefix, frozenset(unit[len(prefix) :] for (unit,) in rows))
+
+
+class _Held(Mapping[str, ClaimRef]):
+    """Names of held units, and their holders when they are asked for."""
+
+    def __init__(self, journal: JournalView, prefix: str, names: frozenset[str]) -> None:
+        self._journal = journal
+        self._prefix = prefix
+        self._names = names
+
+    def __getitem__(self, name: str) -> ClaimRef:
+        holders = self._journal.holders(self._prefix + name) if name in self._names else []
+        if not holders:
+            raise KeyError(name)
+        return holders[0][1]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class Journal(JournalView):
