@@ -7,13 +7,12 @@ import os
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 from dradriver.kubelet.health import DeviceState, HealthBoard, HealthSnapshot
-from dradriver.kubelet.plugin import SUPPORTED_VERSIONS, Plugin, Registration
+from dradriver.kubelet.plugin import Plugin, Registration
 from dradriver.kubelet.service import Preparer
 from dradriver.kubelet.sockets import KUBELET_ROOT, SocketInUseError, SocketPaths, remove_dead, unix_target
 
 __all__ = [
     "KUBELET_ROOT",
-    "SUPPORTED_VERSIONS",
     "DeviceState",
     "HealthBoard",
     "HealthSnapshot",

@@ -18,17 +18,7 @@ from dradriver.kubelet.sockets import SocketPaths, acquire, bind_path, unix_targ
 from dradriver.kubelet.streams import MAX_STREAMS, HealthStreams
 from dradriver.kubelet.text import sentence
 from dradriver.model import shown
-from dradriver_protos import registration_pb2, registration_pb2_grpc
-
-PLUGIN_TYPE = "DRAPlugin"
-
-SUPPORTED_VERSIONS = (
-    "v1.DRAPlugin",
-    "v1beta1.DRAPlugin",
-    "v1.DRAResourceHealth",
-    "v1alpha1.DRAResourceHealth",
-)
-"""What the service socket speaks. The kubelet takes the first entry that it knows."""
+from dradriver_protos import PLUGIN_TYPE, SUPPORTED_VERSIONS, registration_pb2, registration_pb2_grpc
 
 CALL_WORKERS = 16
 """Prepare and Unprepare calls that can always run at a time, however many streams are open."""

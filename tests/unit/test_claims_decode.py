@@ -278,6 +278,8 @@ def test_any_json_anywhere_in_a_claim_is_understood_or_refused(
 
 
 def test_hostile_strings_stay_out_of_paths(pools: Pools, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
     for hostile in ("../../etc/passwd", "a\0b", "x" * 10_000, "\ud800", "$(reboot)", "a/b/c/d"):
         for name in ("request", "pool", "device", "shareID"):
             attempt(pools, changed((*RESULT, name), hostile))
+    assert sorted(tmp_path.rglob("*")) == before
