@@ -2,12 +2,14 @@
 
 from dradriver.config.backends import load_backends
 from dradriver.config.load import Settings, SettingsError, load
-from dradriver.config.types import Config, DriverConfig, Log, Standalone
+from dradriver.config.types import Config, DriverConfig, Kubernetes, Log, Metrics, Standalone
 
 __all__ = [
     "Config",
     "DriverConfig",
+    "Kubernetes",
     "Log",
+    "Metrics",
     "Settings",
     "SettingsError",
     "Standalone",

@@ -9,7 +9,14 @@ from typing import Any
 
 from dradriver.backend import ConfigError, decode
 from dradriver.config.standin import StandIn, find_stand_in
-from dradriver.config.types import DEFAULT_BACKENDS, Config, Log, Standalone, default_drivers
+from dradriver.config.types import (
+    DEFAULT_BACKENDS,
+    Config,
+    Kubernetes,
+    Log,
+    Standalone,
+    default_drivers,
+)
 from dradriver.documents import read_documents
 from dradriver.model import shown
 from dradriver.model.names import check_driver, check_subdomain
@@ -27,8 +34,10 @@ class SettingsError(Exception):
 class Settings:
     """The configuration with every path absolute and every default filled in.
 
-    instance   tells the daemons of one node apart while one replaces the other: the pod's UID, None outside a pod
-    stand_in   the node in place of this host, whose root `host_root` then is
+    instance     tells the daemons of one node apart while one replaces the other: the pod's UID, None outside a pod
+    kubernetes   how to reach the API server; None where claims and slices are files
+    metrics      `host:port` at which Prometheus metrics are served; empty where they are not
+    stand_in     the node in place of this host, whose root `host_root` then is
     """
 
     node: str
@@ -44,6 +53,9 @@ class Settings:
     rescan_seconds: int
     log: Log
     source: str
+    kubernetes: Kubernetes | None = None
+    device_metadata: bool = True
+    metrics: str = ""
     stand_in: StandIn | None = None
 
     @property
@@ -98,6 +110,11 @@ def _settings(
     if directory:
         state = directory / "state"
     stand_in = _stand_in(config, state)
+    if config.kubernetes and config.standalone:
+        raise ConfigError(
+            "standalone", "there is an API server, which `kubernetes` names: leave one of them out"
+        )
+    standalone = config.standalone or Standalone()
     return Settings(
         node=node,
         instance=environment.get("POD_UID") or None,
@@ -105,13 +122,16 @@ def _settings(
         kubelet_root=kubelet_root,
         state=state,
         cdi=directory / "cdi" if directory else _absolute(config.cdi, "cdi"),
-        claims=_standalone(config.standalone, "claims", directory or state),
-        slices=_standalone(config.standalone, "slices", directory or state),
+        claims=_standalone(standalone, "claims", directory or state),
+        slices=_standalone(standalone, "slices", directory or state),
         drivers=_drivers(config, stand_in),
         options=config.backends,
         rescan_seconds=config.rescan_seconds,
         log=config.log,
         source=source,
+        kubernetes=config.kubernetes,
+        device_metadata=config.device_metadata,
+        metrics=config.metrics.address,
         stand_in=stand_in,
     )
 

@@ -24,6 +24,24 @@ class Standalone(Strict, frozen=True, kw_only=True):
     slices: str = ""
 
 
+class Kubernetes(Strict, frozen=True, kw_only=True):
+    """The API server: how to reach it, and what is written there."""
+
+    kubeconfig: str = ""
+    context: str = ""
+    qps: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 20.0
+    burst: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 40
+    claim_status: bool = True
+    binding_conditions: bool = False
+    withdraw_at_stop: bool = False
+
+
+class Metrics(Strict, frozen=True, kw_only=True):
+    """Prometheus metrics over HTTP."""
+
+    address: str = ""
+
+
 class Log(Strict, frozen=True, kw_only=True):
     """What is logged, and how."""
 
@@ -50,6 +68,9 @@ class Config(Strict, frozen=True, kw_only=True):
     drivers: Annotated[tuple[DriverConfig, ...], msgspec.Meta(min_length=1)] | None = None
     backends: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     fake: dict[str, Any] | None = None
-    standalone: Standalone = Standalone()
+    kubernetes: Kubernetes | None = None
+    standalone: Standalone | None = None
+    device_metadata: bool = True
     rescan_seconds: Seconds = 30
+    metrics: Metrics = Metrics()
     log: Log = Log()

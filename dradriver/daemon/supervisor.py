@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from dradriver.engine import delays
+from dradriver.backoff import delays
 
 log = logging.getLogger(__name__)
 

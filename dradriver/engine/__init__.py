@@ -9,7 +9,7 @@ from dradriver.engine.ledger import HeldError
 from dradriver.engine.planning import Part, Planned, plan, requests
 from dradriver.engine.pools import Pool, Pools, Snapshot, refresh_all
 from dradriver.engine.records import DeviceRecord, Record, State, StepRecord, StepState
-from dradriver.engine.retry import delays, retried
+from dradriver.engine.retry import retried
 
 __all__ = [
     "CDIFiles",
@@ -30,7 +30,6 @@ __all__ = [
     "State",
     "StepRecord",
     "StepState",
-    "delays",
     "dry_run",
     "open_journal",
     "plan",

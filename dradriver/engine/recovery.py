@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 
 from dradriver.backend import BackendError, TransientError
+from dradriver.backoff import delays
 from dradriver.engine.cdifiles import CDIFiles
 from dradriver.engine.check import check_record
 from dradriver.engine.journal import Journal, JournalError
@@ -14,7 +15,6 @@ from dradriver.engine.lifecycle import Lifecycle
 from dradriver.engine.locks import Key, Locks
 from dradriver.engine.pools import Pools
 from dradriver.engine.progress import Progress, StepRunner
-from dradriver.engine.retry import delays
 from dradriver.model import shown
 from dradriver_cdi import CDIError
 

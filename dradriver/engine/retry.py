@@ -1,25 +1,17 @@
 """Retrying what may pass by itself."""
 
-import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 from dradriver.backend import TransientError
+from dradriver.backoff import delays
 
 T = TypeVar("T")
 
 LONGEST = 30.0
 """Seconds of retrying inside one call: the kubelet's own next try comes after more than a minute."""
-
-
-def delays(first: float = 0.05, ceiling: float = 5.0) -> Iterator[float]:
-    """Yield waiting times in seconds: doubling up to the ceiling, each with jitter of up to half of it."""
-    delay = first
-    while True:
-        yield delay * random.uniform(0.5, 1.0)  # noqa: S311 - spreading, not secrecy
-        delay = min(delay * 2, ceiling)
 
 
 def retried(work: Callable[[], T], deadline: float, stop: threading.Event) -> T:

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 import pytest
 
-from dradriver.config import Config, DriverConfig, Log, Standalone
+from dradriver.config import Config, DriverConfig, Kubernetes, Log, Metrics, Standalone
 from dradriver_cpu.config import CpuConfig, CpuOptions
 from dradriver_fake import FakeOptions, Fault
 from dradriver_memory.config import MemoryOptions
@@ -17,7 +17,9 @@ PAGE = (Path(__file__).parents[2] / "docs/configuration.md").read_text()
 TYPES: list[type[msgspec.Struct]] = [
     Config,
     DriverConfig,
+    Kubernetes,
     Standalone,
+    Metrics,
     Log,
     CpuOptions,
     MemoryOptions,
@@ -63,8 +65,9 @@ def test_types_and_defaults_are_described_as_they_are(kind: type[msgspec.Struct]
         assert all(word in text for word in words(field.type)), (field.name, text)
         if field.required:
             assert default == "required", field.name
-        elif isinstance(field.default, str | int) and field.default != "":
-            assert default == f"`{field.default}`", field.name
+        elif isinstance(field.default, str | int | float) and field.default != "":
+            shown = str(field.default).lower() if isinstance(field.default, bool) else field.default
+            assert default == f"`{shown}`", field.name
         else:
             assert default != "required", field.name
 

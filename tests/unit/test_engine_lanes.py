@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dradriver.backend import Backend, NoOptions, Plan, Request, TransientError, UnavailableError
-from dradriver.engine import HungError, Lane, Pools, delays, refresh_all, retried
+from dradriver.backoff import delays
+from dradriver.engine import HungError, Lane, Pools, refresh_all, retried
 from dradriver.host import Host
 from dradriver.model import NUMA_NODE, Allocated, ClaimRef, Device, Peer, PoolContent
 from lever import eventually
