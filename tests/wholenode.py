@@ -1,7 +1,8 @@
 """A whole fake node with its engine, for tests: GPU partitions, network functions, CPUs, memory and huge pages.
 
-All that a node is stands below one root: `host` (the hardware), `var/state`, `var/cdi` and `claims`. An `Instance` is
-what a daemon has of it in memory. `check_agreement` compares what is left behind without the help of what made it.
+All that a node is stands below one root: `host` (the hardware), `var/state`, `var/cdi`, `var/kubelet` and `claims`. An
+`Instance` is what a daemon has of it in memory. `check_agreement` compares what is left behind without the help of what
+made it.
 """
 
 import json
@@ -10,15 +11,26 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from dradriver.backend import Backend
-from dradriver.claims import DirectoryClaims
+from dradriver.claims import ClaimSource, DirectoryClaims
 from dradriver.daemon.active import Gate, acquire
-from dradriver.engine import CDIFiles, Engine, Journal, Lane, Pool, Pools, open_journal, refresh_all
+from dradriver.engine import (
+    CDIFiles,
+    Engine,
+    Journal,
+    Lane,
+    MetadataFiles,
+    Pool,
+    Pools,
+    Record,
+    open_journal,
+    refresh_all,
+)
 from dradriver.filelock import FileLock
 from dradriver.host import Host
 from dradriver.model import ClaimRef, PreparedDevice, Quantity
@@ -50,6 +62,7 @@ class WholeNode:
         self.host_root = root / "host"
         self.state = root / "var" / "state"
         self.cdi = root / "var" / "cdi"
+        self.kubelet = root / "var" / "kubelet"
         self.claims = root / "claims"
         self.claims.mkdir(parents=True, exist_ok=True)
         FakeNode.of({"node": "small", "directory": str(self.host_root), **options}, root).build()
@@ -160,17 +173,24 @@ class Instance:
         assert self.gate.engine is not None
         return self.gate.engine
 
-    def activate(self) -> "Instance":
-        """Become the active instance, as the daemon does; raises what it would meet."""
+    def activate(
+        self, claims: ClaimSource | None = None, prepared: Callable[[Record, object], None] = lambda *_: None
+    ) -> "Instance":
+        """Become the active instance, as the daemon does; raises what it would meet.
+
+        claims     where claims are read from; the node's files without it
+        prepared   told of prepared claims
+        """
         assert acquire(self._lock, threading.Event())
         try:
             self._journal, _ = open_journal(self.node.state / "journal.db")
             engine = Engine(
                 self.pools,
-                DirectoryClaims(self.node.claims),
+                claims or DirectoryClaims(self.node.claims),
                 self._journal,
-                CDIFiles(Store(self.node.cdi)),
+                CDIFiles(Store(self.node.cdi), MetadataFiles(self.node.kubelet)),
                 self.node.host.boot_id() or "",
+                prepared=prepared,
             )
             engine.recover()
         except BaseException:
@@ -247,6 +267,32 @@ def cdi_files(node: WholeNode) -> dict[str, Any]:
     return {path.name: json.loads(path.read_text()) for path in sorted(node.cdi.iterdir())}
 
 
+def metadata_files(node: WholeNode) -> dict[tuple[str, str], str]:
+    """Return (driver, directory of claim and request) -> UID of the claim, of all that lies where metadata lies."""
+    found: dict[tuple[str, str], str] = {}
+    for root in node.kubelet.glob("plugins/*/dra-device-metadata"):
+        for path in root.rglob("*"):
+            place = path.parent if path.name == "metadata.json" else path
+            key = root.parent.name, str(place.relative_to(root))
+            if path.is_file():
+                found[key] = json.loads(path.read_text().splitlines()[0])["metadata"]["uid"]
+            elif not any(path.iterdir()):
+                found[key] = "nothing"
+    return found
+
+
+def metadata_of(records: Iterable[Record]) -> dict[tuple[str, str], str]:
+    """Return what `metadata_files` should find of prepared claims."""
+    return {
+        (
+            record.driver,
+            f"{record.ref.namespace}_{record.ref.name}/{device.allocated.base_request}",
+        ): record.ref.uid
+        for record in records
+        for device in record.devices
+    }
+
+
 def tables(node: WholeNode) -> dict[str, list[tuple[Any, ...]]]:
     """Return the rows of the journal, as they are on disk; none where there is no journal."""
     names = ("claim", "step", "hold", "unit")
@@ -284,6 +330,7 @@ def check_agreement(
     }
     assert claims >= {name for key, name in names.items() if key not in without_cdi}
     assert claims <= set(names.values())
+    assert metadata_files(node) == metadata_of(records)
     for record in records:
         devices = files.get(names[record.driver, record.ref.uid], {"devices": record.devices})["devices"]
         assert len(devices) == len(record.devices)
@@ -303,13 +350,16 @@ def check_ledger(journal: Journal) -> None:
     rows = {unit: int(nano) for unit, nano in journal._db.execute("SELECT unit, nano FROM unit")}
     assert rows == {unit: total.nano for unit, total in totals.items() if total.nano}
     for unit, total in totals.items():
-        if unit.startswith(("device:", "plan:")):
+        if unit.startswith("plan:"):
             assert total == Quantity.from_int(1), unit
+        if unit.startswith("device:"):
+            assert total <= Quantity.from_int(1), unit
 
 
 def check_nothing_left(node: WholeNode) -> None:
     """Assert that of no claim anything is left anywhere."""
     assert hardware(node) == []
     assert [name for name in cdi_files(node) if not name.endswith("-base.json")] == []
+    assert metadata_files(node) == {}
     assert [rows for rows in tables(node).values() if rows] == []
     assert complaints(node.host_root) == (), "the hardware was asked for what it must never be"

@@ -10,6 +10,7 @@ from dradriver.backend import Phase
 from dradriver.claims import Claim
 from dradriver.cli.output import plain, print_table
 from dradriver.engine import Planned, Pool, Record
+from dradriver.engine.ledger import ONE
 from dradriver.model import ClaimRef, Device
 from dradriver.slices.encode import device_body
 
@@ -113,7 +114,9 @@ def hold_text(hold: Mapping[str, Any]) -> str:
     if kind == "plan":
         return str(rest.replace(":", " "))
     name = " ".join(rest.split(":")[1:])
-    return f"device {name}" if kind == "device" else f"{hold['amount']} {name}"
+    if kind == "device":
+        return f"device {name}" if hold["amount"] == str(ONE) else f"share of device {name}"
+    return f"{hold['amount']} {name}"
 
 
 def step_text(step: Mapping[str, Any]) -> str:

@@ -9,7 +9,15 @@ import re
 from dradriver.backend import BackendError
 from dradriver.claims import ClaimError
 from dradriver.engine.journal import Journal
-from dradriver.engine.ledger import ONE, ZERO, capacity_prefix, counter_prefix, device_draws, device_unit
+from dradriver.engine.ledger import (
+    LEAST,
+    ONE,
+    ZERO,
+    capacity_prefix,
+    counter_prefix,
+    device_draws,
+    device_unit,
+)
 from dradriver.engine.pools import Pool, Pools
 from dradriver.engine.records import (
     DeviceRecord,
@@ -25,6 +33,9 @@ from dradriver.engine.records import (
 from dradriver.model import shown
 from dradriver.model.names import check_label, check_subdomain, check_uid
 
+_KINDS = frozenset({"bool", "int", "string", "version", "bools", "ints", "strings", "versions"})
+"""The fields of a DeviceAttribute object."""
+
 _PLAN_HOLD = re.compile(r"[A-Za-z0-9._:/-]{1,253}")
 
 
@@ -37,6 +48,10 @@ def check_record(record: Record, pools: Pools, journal: Journal) -> None:
         raise ValueError("it is not that of a prepared claim")
     if not 0 <= record.created < 1e12:
         raise ValueError(f"created: {shown(record.created)} is no time")
+    if record.pod_claim:
+        check_label(record.pod_claim, "the pod's name of the claim")
+    if record.generation < 1:
+        raise ValueError(f"generation {record.generation} is not 1 or more")
     for device in record.devices:
         _check_device(record, device, pools)
     for step in record.steps:
@@ -67,6 +82,9 @@ def _check_device(record: Record, device: DeviceRecord, pools: Pools) -> None:
         check_label(part, "request name")
     if device.allocated.share_id is not None:
         check_uid(device.allocated.share_id)
+    for name, body in (*device.metadata.items(), *device.attributes.items()):
+        if len(body) != 1 or not body.keys() <= _KINDS:
+            raise ValueError(f"attribute {shown(name)} has no value of a known type")
     try:
         restore_configs(pool.backend, device.configs)
     except ClaimError as error:
@@ -104,11 +122,13 @@ def _check_hold(record: Record, hold: Hold, journal: Journal) -> None:
     for name in of_plan:
         if not _PLAN_HOLD.fullmatch(name):
             raise ValueError(f"hold {shown(hold.unit)} is none that a plan makes")
-    exclusive = bool(of_plan) or hold.unit in {device_unit(allocated) for allocated in own}
+    of_device = hold.unit in {device_unit(allocated) for allocated in own}
+    exclusive = bool(of_plan) or of_device
     shared = tuple(prefix(allocated) for allocated in own for prefix in (capacity_prefix, counter_prefix))
     if not exclusive and not hold.unit.startswith(shared):
         raise ValueError(f"hold {shown(hold.unit)} is of no device of it")
     if not -1 <= hold.index < len(own) or hold.amount < ZERO:
         raise ValueError(f"hold {shown(hold.unit)}: {hold.amount} for device {hold.index}")
-    if exclusive and (hold.amount != ONE or journal.taken(hold.unit) != ZERO):
+    given_out = {ONE, LEAST} if of_device else {ONE}
+    if exclusive and (hold.amount not in given_out or journal.taken(hold.unit) + hold.amount > ONE):
         raise ValueError(f"hold {shown(hold.unit)}: it is given out once, and another claim has it")

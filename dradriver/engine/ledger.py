@@ -3,6 +3,9 @@
 The scheduler hands devices out; force-deleted pods and scheduler races still bring a device that is taken. Each
 use is a set of draws on units: the device itself, shares of its capacity, counters of the physical thing, and
 what the plan holds below that.
+
+What counts is what the backend offers, not what the API server stores of it: where slices are published without
+counters, or shared devices as whole ones, overlapping uses are refused all the same.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +18,8 @@ from dradriver.model.text import plain
 
 ONE = Quantity.parse("1")
 ZERO = Quantity.parse("0")
+LEAST = Quantity(1)
+"""What a share takes of the device as such: so little that every share fits, and the whole beside none."""
 
 Taken = Callable[[str], Quantity]
 Holders = Callable[[str], list[tuple[str, ClaimRef, Quantity]]]
@@ -45,19 +50,17 @@ def device_draws(
 ) -> list[Draw]:
     """Return what the use of a device draws; nothing for admin access.
 
-    A shared device that comes without share and amounts (a server without consumable capacity) is taken whole.
+    A shared device that comes without share and amounts is taken whole: so it is where the API server does not store
+    consumable capacity. That excludes every share, also where the device has grown since.
     """
     if allocated.admin:
         return []
-    draws = []
-    if device.shared:
-        for name, capacity in sorted(device.capacity.items()):
-            amount = _consumed(allocated, name, capacity)
-            what = f"{name} of device {allocated.device}"
-            unit = f"{capacity_prefix(allocated)}{name}"
-            draws.append(Draw(unit, index, amount, capacity.value, what))
-    else:
-        draws.append(Draw(device_unit(allocated), index, ONE, ONE, f"device {allocated.device}"))
+    whole = not device.shared or (allocated.share_id is None and not allocated.consumed)
+    draws = [Draw(device_unit(allocated), index, ONE if whole else LEAST, ONE, f"device {allocated.device}")]
+    for name, capacity in sorted(device.capacity.items()) if device.shared else ():
+        amount = capacity.value if whole else _consumed(allocated, name, capacity)
+        what = f"{name} of device {allocated.device}"
+        draws.append(Draw(f"{capacity_prefix(allocated)}{name}", index, amount, capacity.value, what))
     for set_name, counters in sorted(device.consumes.items()):
         available = counter_sets[set_name].counters if set_name in counter_sets else {}
         for name, amount in sorted(counters.items()):
@@ -68,7 +71,7 @@ def device_draws(
 
 
 def device_unit(allocated: Allocated) -> str:
-    """Return the unit of an exclusive device."""
+    """Return the unit of a device as such: one use has it whole, or shares have a little of it each."""
     return f"device:{allocated.pool}:{allocated.device}"
 
 

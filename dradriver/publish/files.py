@@ -19,7 +19,7 @@ from dradriver.model import PoolContent
 from dradriver.model.text import shown
 from dradriver.publish.api import PublishResult
 from dradriver.publish.manifest import HEADER, dumped, manifest, spec_of
-from dradriver.slices import ApiShape, Body, Earlier, Pool, pool_specs, same
+from dradriver.slices import ApiFeatures, Body, Earlier, Pool, pool_specs, same
 
 _MODE = 0o644
 _NUMBERED = r"{}-(?:[0-9]{{3}}|[1-9][0-9]{{3,5}})\.yaml"
@@ -60,10 +60,10 @@ class _Kept:
 class FilePublisher:
     """Publishes into `directory`, which is made when there is something to write. See `Publisher`."""
 
-    def __init__(self, directory: Path, shape: ApiShape = ApiShape.RESOURCES) -> None:
-        """Keep the place; touch nothing yet. `shape` is that of the Kubernetes version that will read the files."""
+    def __init__(self, directory: Path, features: ApiFeatures = ApiFeatures()) -> None:  # noqa: B008 - frozen
+        """Keep the place; touch nothing yet. `features` are those of the API server that will read the files."""
         self._directory = directory
-        self._shape = shape
+        self._features = features
         self._kept: dict[tuple[str, str], _Kept] = {}
         self._lock = threading.Lock()
 
@@ -77,11 +77,13 @@ class FilePublisher:
                 earlier = self._earlier(kept)
             else:
                 earlier = Earlier(kept.specs)
-            wanted = pool_specs(named, content, self._shape, earlier)
+            wanted = pool_specs(named, content, self._features, earlier)
             kept.specs = wanted.specs
             self._kept[driver, named.kind] = kept
             written, removed = self._reconcile(kept)
-        return PublishResult(tuple(written), tuple(removed), wanted.left_out, wanted.warnings)
+        return PublishResult(
+            tuple(written), tuple(removed), wanted.left_out, wanted.reductions, wanted.warnings
+        )
 
     def verify(self) -> PublishResult:
         """Restore files that are missing or mean something else, and remove those that should not be.

@@ -176,6 +176,11 @@ def counter_set_problems(counter_set: CounterSet) -> list[str]:
     ]
 
 
+def firsts(things: Iterable[_Named]) -> Iterator[_Named]:
+    """Yield of the things of one name only the first."""
+    return (thing for thing, first in _with_first(things) if first)
+
+
 def _with_first(things: Iterable[_Named]) -> Iterator[tuple[_Named, bool]]:
     """Yield each thing, and whether it is the first of its name."""
     seen: set[str] = set()

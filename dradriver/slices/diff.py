@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from dradriver.model import json_quantity
-from dradriver.slices.encode import ApiShape, Body
+from dradriver.slices.encode import Body, NodeAllocatableField
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,9 @@ def _device(body: Body) -> Body:
         ]
     if "taints" in device:
         device["taints"] = [_taint(taint) for taint in device["taints"]]
-    for shape in (ApiShape.MAPPINGS, ApiShape.RESOURCES):
-        if shape.value in device:
-            device[shape.value] = {name: _amounts(value) for name, value in device[shape.value].items()}
+    for field in (NodeAllocatableField.MAPPINGS.value, NodeAllocatableField.RESOURCES.value):
+        if field in device:
+            device[field] = {name: _amounts(value) for name, value in device[field].items()}
     return device
 
 

@@ -27,17 +27,19 @@ Body = dict[str, Any]
 _PLAIN: Final[dict[type, str]] = {bool: "bool", int: "int", str: "string"}
 
 
-class ApiShape(Enum):
+class NodeAllocatableField(Enum):
     """The field, if any, in which an API server takes node allocatable resources (alpha in 1.36 and 1.37)."""
 
-    PLAIN = "none"
+    NONE = "none"
     MAPPINGS = "nodeAllocatableResourceMappings"
     """Kubernetes 1.36: multipliers only, no overhead."""
     RESOURCES = "nodeAllocatableResources"
     """Kubernetes 1.37."""
 
 
-def device_body(device: Device, shape: ApiShape = ApiShape.RESOURCES) -> Body:
+def device_body(
+    device: Device, node_allocatable: NodeAllocatableField = NodeAllocatableField.RESOURCES
+) -> Body:
     """Return the `Device` object of a slice."""
     body: Body = {"name": device.name}
     if device.attributes:
@@ -60,12 +62,12 @@ def device_body(device: Device, shape: ApiShape = ApiShape.RESOURCES) -> Body:
             body["bindingConditions"] = list(device.binding.conditions)
         if device.binding.failure_conditions:
             body["bindingFailureConditions"] = list(device.binding.failure_conditions)
-    if shape is not ApiShape.PLAIN and device.node_allocatable:
-        one = _resource_1_37 if shape is ApiShape.RESOURCES else _mapping_1_36
+    if node_allocatable is not NodeAllocatableField.NONE and device.node_allocatable:
+        one = _resource_1_37 if node_allocatable is NodeAllocatableField.RESOURCES else _mapping_1_36
         resources = {entry.resource: one(entry) for entry in device.node_allocatable}
         given = {name: entry for name, entry in resources.items() if entry}
         if given:
-            body[shape.value] = given
+            body[node_allocatable.value] = given
     return body
 
 

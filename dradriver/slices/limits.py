@@ -37,5 +37,8 @@ MAX_VALID_VALUES: Final = 10
 MAX_OBJECT_NAME: Final = 253
 """Characters in the name of a ResourceSlice."""
 
+MAX_GENERATE_NAME: Final = 58
+"""Characters of `generateName` that the API server keeps (k8s.io/apiserver `storage/names`)."""
+
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1

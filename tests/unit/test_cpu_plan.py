@@ -88,6 +88,13 @@ def test_a_device_without_share_is_all_of_its_cpus(tree: HostTree) -> None:
     assert Node(tree).plan(allocated("cpu-numa-0", share=None)).holds == {"0", "1", "4", "5"}
 
 
+def test_a_device_without_share_is_refused_where_any_cpu_of_it_is_held(tree: HostTree) -> None:
+    with pytest.raises(PlanError, match="cpu: 4 asked, 3 of 4 free; held: 5 by claim default/web"):
+        Node(tree).plan(allocated("cpu-numa-0", share=None), held={"5": NEIGHBOUR})
+    with pytest.raises(PlanError, match="4 asked, 3 of 4 free; held: 0 by another device of this claim"):
+        Node(tree).plan(allocated("cpu-numa-0", "1"), allocated("cpu-numa-0", share=None))
+
+
 def test_memory_may_be_left_to_the_runtime(tree: HostTree) -> None:
     (step,) = pins(Node(tree).plan(allocated("cpu-numa-0", "1"), config=CpuConfig(memory="any")))
     assert step.adjustment() == ContainerAdjustment(cpus="0")

@@ -2,11 +2,15 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dradriver.model import ClaimRef, Quantity
+from dradriver.engine.ledger import HeldError, device_draws, take
+from dradriver.engine.records import Hold
+from dradriver.model import Allocated, Capacity, ClaimRef, Device, Quantity
+from dradriver.slices import ApiFeatures, Pool, pool_specs
 from lever import Node, config, lever_config, result
 
 
@@ -118,7 +122,71 @@ def test_a_share_that_names_no_amount_takes_the_policys_default(node: Node) -> N
 def test_a_shared_device_without_share_and_amounts_is_taken_whole(node: Node) -> None:
     assert not isinstance(node.prepare(node.claim("a", share(share_id=None))), str)
     assert taken(node) == amounts("8Gi", "4")
-    assert "0 of 4 left" in refused(node.prepare(node.claim("b", share("1Gi", "0b"))))
+    answer = refused(node.prepare(node.claim("b", share("1Gi", "0b"))))
+    assert answer == "device tank-0 is held by claim default/a (uid-a)"
+    assert refused(node.prepare(node.claim("c", share(share_id=None)))) == answer
+    assert node.unprepare(ClaimRef("uid-a", "default", "a")) is None
+    assert taken(node) == amounts("0", "0")
+    assert not isinstance(node.prepare(node.claim("b", share("1Gi", "0b"))), str)
+
+
+@pytest.mark.parametrize("amount", ["1Gi", "0"])
+def test_the_whole_of_a_shared_device_is_refused_beside_any_share(node: Node, amount: str) -> None:
+    nothing = result("tank-0", shareID="0a", consumedCapacity={"water": amount, "taps": "0"})
+    assert not isinstance(node.prepare(node.claim("a", nothing)), str)
+    whole = node.claim("b", share(share_id=None))
+    assert refused(node.prepare(whole)) == "device tank-0 is held by claim default/a (uid-a)"
+    assert node.unprepare(ClaimRef("uid-a", "default", "a")) is None
+    both = node.claim("c", nothing, share(share_id=None))
+    assert "device tank-0 is allocated 2 times to this claim" in refused(node.prepare(both))
+    assert not isinstance(node.prepare(whole), str)
+    node.check_whole()
+
+
+def test_a_whole_device_that_has_grown_is_still_given_out_once() -> None:
+    """As memory does of which huge pages are given back, and a NUMA node whose CPUs come online."""
+    tank = Allocated("r", "lever.example.com", "n1/lever", "tank-0")
+    small, large = (
+        Device("tank-0", shared=True, capacity={"water": Capacity(Quantity.parse(size))})
+        for size in ("8Gi", "9Gi")
+    )
+    a_share = replace(tank, share_id="0a", consumed={"water": Quantity.parse("1Gi")})
+
+    def beside(first: Allocated, second: Allocated) -> tuple[Hold, ...]:
+        held = {draw.unit: draw.amount for draw in device_draws(0, first, small, {})}
+        return take(
+            device_draws(0, second, large, {}), lambda unit: held.get(unit, Quantity(0)), lambda _: []
+        )
+
+    for first, second in ((tank, a_share), (a_share, tank), (tank, tank)):
+        with pytest.raises(HeldError, match="device tank-0 is"):
+            beside(first, second)
+    assert beside(a_share, a_share)
+
+
+def test_a_shared_device_without_capacities_is_shared_or_whole() -> None:
+    plain = Device("tank-0", shared=True)
+    whole = Allocated("r", "lever.example.com", "n1/lever", "tank-0")
+    shares = [replace(whole, share_id=f"{n}") for n in range(3)]
+    draws = [draw for one in shares for draw in device_draws(0, one, plain, {})]
+    assert len(take(draws, lambda _: Quantity(0), lambda _: [])) == 3
+    with pytest.raises(HeldError):
+        take([*draws, *device_draws(0, whole, plain, {})], lambda _: Quantity(0), lambda _: [])
+
+
+def test_shares_and_wholes_are_taken_over_from_their_cdi_files(node: Node) -> None:
+    (node.hardware / "tank-1").touch()
+    node.pools.all[0].refresh()
+    for name, one in (("a", share("1Gi")), ("b", share("2Gi", "0b")), ("c", result("tank-1"))):
+        assert not isinstance(node.prepare(node.claim(name, one)), str)
+    holds = {record.ref.name: record.holds for record in node.journal.records()}
+    node.close()
+    node.state.unlink()
+    again = node.restart()
+    assert {record.ref.name: record.holds for record in again.journal.records()} == holds
+    assert "is held by claim" in refused(again.prepare(again.claim("d", share(share_id=None))))
+    assert "is held by claim" in refused(again.prepare(again.claim("e", share("1Gi") | {"device": "tank-1"})))
+    again.close()
 
 
 def test_an_amount_without_a_share_id_counts(node: Node) -> None:
@@ -169,6 +237,30 @@ def test_devices_that_overlap_draw_on_one_counter(tmp_path: Path) -> None:
     assert "0 of 2 left" in refused(node.prepare(node.claim("d", "lever-2")))
     assert "3 asked" in refused(node.prepare(node.claim("e", "lever-0-wide", "lever-3")))
     node.check_whole()
+    node.close()
+
+
+def test_devices_that_overlap_are_refused_also_where_no_counters_are_published(tmp_path: Path) -> None:
+    node = Node(tmp_path, rail=2)
+    (node.hardware / "lever-0-wide").touch()
+    pool = node.pools.all[0]
+    pool.refresh()
+
+    def published() -> set[str]:
+        named = Pool(pool.driver, "n1", pool.name)
+        made = pool_specs(named, pool.snapshot.content, ApiFeatures(counters=False))
+        assert "sharedCounters" not in str(made.specs)
+        assert "consumesCounters" not in str(made.specs)
+        return {device["name"] for spec in made.specs for device in spec.get("devices", ())}
+
+    assert published() == {"lever-0-wide"}
+    assert not isinstance(node.prepare(node.claim("a", "lever-0-wide")), str)
+    (node.hardware / "lever-0-wide").unlink()
+    pool.refresh()
+    assert published() == {"lever-0", "lever-1"}, "what the claim holds is not there any more"
+    assert refused(node.prepare(node.claim("b", "lever-0"))) == (
+        "slots of rail for device lever-0: 1 asked, 0 of 2 left; held by claim default/a (uid-a)"
+    )
     node.close()
 
 

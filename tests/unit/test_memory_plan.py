@@ -75,6 +75,9 @@ def test_a_share_without_an_amount_is_one_page_and_no_share_is_all(root: Path) -
     assert plan(root, share("hugepages-2mi-numa-0")).steps == (LimitHugepages(0, "0", "2MB", 2 << 20),)
     whole = plan(root, share("hugepages-2mi-numa-0", share_id=None))
     assert whole.steps == (LimitHugepages(0, "0", "2MB", 1 << 30),)
+    memory = plan(root, share("memory-numa-1", share_id=None))
+    assert memory.steps == (BindMemory(0, "1"),)
+    assert memory.devices[0].metadata == {"memory": 4 << 30}
 
 
 @pytest.mark.parametrize(

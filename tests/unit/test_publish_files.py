@@ -30,7 +30,7 @@ from dradriver.model import (
     Version,
 )
 from dradriver.publish import FilePublisher, Publisher, PublishResult
-from dradriver.slices import ApiShape
+from dradriver.slices import ApiFeatures, NodeAllocatableField
 
 DRIVER, NODE, POOL = "cpu.dradriver.io", "node-a", "node-a/cpu"
 CPUS = RequestPolicy(
@@ -62,7 +62,7 @@ GOLDEN = """\
 apiVersion: resource.k8s.io/v1
 kind: ResourceSlice
 metadata:
-  name: cpu-000-cpu.dradriver.io-node-a
+  name: "000-cpu.dradriver.io-node-a-cpu"
 spec:
   driver: cpu.dradriver.io
   nodeName: node-a
@@ -145,8 +145,8 @@ def test_a_file_is_a_manifest_that_the_official_client_reads_whole(tmp_path: Pat
     assert json.loads(client.V1ResourceSlice.from_dict(body).to_json()) == body
 
 
-def test_the_shape_is_that_of_the_reader(tmp_path: Path) -> None:
-    publish(FilePublisher(tmp_path, ApiShape.MAPPINGS), SMALL)
+def test_the_form_is_that_of_the_reader(tmp_path: Path) -> None:
+    publish(FilePublisher(tmp_path, ApiFeatures(node_allocatable=NodeAllocatableField.MAPPINGS)), SMALL)
     device = spec(tmp_path / "cpu.dradriver.io_cpu-000.yaml")["devices"][0]
     assert device["nodeAllocatableResourceMappings"] == {
         "cpu": {"capacityKey": "cpus", "allocationMultiplier": "1"}

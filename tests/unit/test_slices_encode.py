@@ -21,7 +21,7 @@ from dradriver.model import (
     ValidRange,
     Version,
 )
-from dradriver.slices import ApiShape, Pool, pool_specs
+from dradriver.slices import ApiFeatures, NodeAllocatableField, Pool, pool_specs
 from dradriver.slices.encode import attribute_body, counter_set_body, device_body
 
 one, two, eight = (Quantity.from_int(value) for value in (1, 2, 8))
@@ -143,21 +143,23 @@ def test_node_allocatable_in_both_versions(
     entry: NodeAllocatable, in_1_36: dict[str, str] | None, in_1_37: dict[str, Any]
 ) -> None:
     device = Device("cpu-numa-0", node_allocatable=(entry,))
-    old, new = device_body(device, ApiShape.MAPPINGS), device_body(device, ApiShape.RESOURCES)
+    old, new = device_body(device, NodeAllocatableField.MAPPINGS), device_body(device)
     assert old.get("nodeAllocatableResourceMappings", {}).get("cpu") == in_1_36
     assert new["nodeAllocatableResources"] == {"cpu": in_1_37}
-    assert device_body(device, ApiShape.PLAIN) == {"name": "cpu-numa-0"}
+    assert device_body(device, NodeAllocatableField.NONE) == {"name": "cpu-numa-0"}
 
 
-@pytest.mark.parametrize("shape", [ApiShape.PLAIN, ApiShape.MAPPINGS])
-def test_what_a_version_cannot_say_is_reported_once(shape: ApiShape) -> None:
+@pytest.mark.parametrize("field", [NodeAllocatableField.NONE, NodeAllocatableField.MAPPINGS])
+def test_what_is_off_everywhere_by_default_is_no_reduction(field: NodeAllocatableField) -> None:
     content = PoolContent(
         tuple(
             Device(f"cpu-{n}", node_allocatable=(NodeAllocatable("cpu", overhead_per_pod=one),))
             for n in range(3)
         )
     )
-    assert len(pool_specs(Pool("cpu.dradriver.io", "node-a", "node-a/cpu"), content, shape).warnings) == 1
+    pool = Pool("cpu.dradriver.io", "node-a", "node-a/cpu")
+    made = pool_specs(pool, content, ApiFeatures(node_allocatable=field))
+    assert (made.reductions, made.warnings, made.left_out) == ((), (), ())
 
 
 def test_every_field_is_one_that_the_official_client_knows() -> None:

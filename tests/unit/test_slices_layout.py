@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dradriver.model import CounterSet, Device, PoolContent, Quantity, Taint, TaintEffect
+from dradriver.model.names import check_subdomain
 from dradriver.slices import Body, Earlier, Pool, PoolSpecs, pool_specs, same
 
 POOL = Pool("gpu.dradriver.io", "node-a", "node-a/gpu")
@@ -150,7 +151,46 @@ def test_slice_names_sort_by_number_and_fit() -> None:
     assert slices == sorted(slices)
     assert len({*slices, replace(pool, node=f"{pool.node}0").slice_name(0)}) == 5
     assert max(map(len, slices)) <= 253
-    assert POOL.slice_name(7) == "gpu-007-gpu.dradriver.io-node-a"
+    assert POOL.slice_name(7) == "007-gpu.dradriver.io-node-a-gpu"
+
+
+labels = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)
+subdomains = st.lists(labels, min_size=1, max_size=12).map(".".join)
+
+
+@given(subdomains.filter(lambda name: len(name) <= 63), subdomains, st.integers(0, 999), st.integers(0, 999))
+def test_a_generated_name_is_one_that_the_server_takes_and_keeps_its_number(
+    driver: str, node: str, one: int, other: int
+) -> None:
+    pool = Pool(driver, node, "node/gpu")
+    prefix = pool.generate_name(one)
+    assert len(prefix) <= 58
+    # The server demands of it what it demands of a name, but for dashes at the end.
+    assert check_subdomain(prefix.rstrip("-"), "generateName")
+    name = check_subdomain(f"{prefix}x7k2p", "name")
+    assert pool.slice_number(name) == one
+    assert pool.slice_number(pool.slice_name(one)) == one
+    if one < other:
+        assert name < f"{pool.generate_name(other)}22222"
+
+
+def test_a_name_that_was_not_made_here_has_no_number() -> None:
+    assert POOL.generate_name(7) == "007-gpu.dradriver.io-node-a-"
+    assert POOL.slice_number("1000-gpu.dradriver.io-node-a-x7k2p") == 1000
+    for name in (
+        "node-a-gpu.dradriver.io-x7k2p",
+        "07-gpu.dradriver.io-node-a-x",
+        "",
+        "007-",
+        "007-gpu-node-a-x",
+    ):
+        assert POOL.slice_number(name) is None
+    for name in (
+        "0007-gpu.dradriver.io-node-a-x",
+        "007-nic.dradriver.io-node-a-x",
+        "-007-gpu.dradriver.io-node-a",
+    ):
+        assert POOL.slice_number(name) is None
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,15 @@ from dradriver.model import (
     Version,
     json_quantity,
 )
-from dradriver.slices import ApiShape, Earlier, Pool, next_generation, pool_specs, same
+from dradriver.slices import (
+    ApiFeatures,
+    Earlier,
+    NodeAllocatableField,
+    Pool,
+    next_generation,
+    pool_specs,
+    same,
+)
 
 VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors" / "validation" / "vectors.json"
 
@@ -39,6 +47,7 @@ STRICTER = {
     "slice/taints/timeAdded/fraction-cut": "whole seconds are what is stored",
 }
 
+IN_1_36 = ApiFeatures(node_allocatable=NodeAllocatableField.MAPPINGS)
 
 TIME_FILLED_IN = "slice/update/taint-timeAdded-removed"
 
@@ -66,7 +75,7 @@ def test_what_the_server_stored_is_what_we_send(vectors: list[dict[str, Any]]) -
         except ValueError:
             assert vector["name"] in STRICTER, vector["name"]
             continue
-        made = pool_specs(pool, with_counter_sets(content, vector["name"]), ApiShape.MAPPINGS)
+        made = pool_specs(pool, with_counter_sets(content, vector["name"]), IN_1_36)
         if vector["name"] in STRICTER:
             assert made.left_out or made.warnings, vector["name"]
             continue
@@ -90,7 +99,7 @@ def test_what_the_server_refused_we_find(vectors: list[dict[str, Any]]) -> None:
         spec = vector["object"].get("spec")
         try:
             pool, content = model_of(spec)
-            made = pool_specs(pool, with_counter_sets(content, vector["name"]), ApiShape.MAPPINGS)
+            made = pool_specs(pool, with_counter_sets(content, vector["name"]), IN_1_36)
         except InexpressibleError as error:
             beyond.append(f"{vector['name']}: {error}")
             continue
