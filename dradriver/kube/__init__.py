@@ -1,1 +1,36 @@
 """The Kubernetes API server as a client sees it."""
+
+from dradriver.kube.client import Client, default_user_agent
+from dradriver.kube.connection import SERVICE_ACCOUNT, TLS, Access, Connection, in_cluster
+from dradriver.kube.errors import Cause, KubeError, StatusError, StoppedError, UnreachableError
+from dradriver.kube.events import EventRecorder
+from dradriver.kube.kubeconfig import connect, from_kubeconfig
+from dradriver.kube.listwatch import Handler, ListWatch
+from dradriver.kube.paths import CLAIMS, EVENTS, NODES, SLICES, claim_path, node_path, slice_path
+
+__all__ = [
+    "CLAIMS",
+    "EVENTS",
+    "NODES",
+    "SERVICE_ACCOUNT",
+    "SLICES",
+    "TLS",
+    "Access",
+    "Cause",
+    "Client",
+    "Connection",
+    "EventRecorder",
+    "Handler",
+    "KubeError",
+    "ListWatch",
+    "StatusError",
+    "StoppedError",
+    "UnreachableError",
+    "claim_path",
+    "connect",
+    "default_user_agent",
+    "from_kubeconfig",
+    "in_cluster",
+    "node_path",
+    "slice_path",
+]
