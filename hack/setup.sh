@@ -35,6 +35,11 @@ need() {
         >/dev/null || die "apt-get could not install $*"
 }
 
+# Whether C can be compiled, as the tests do with the stub of the GPU driver's library.
+has_compiler() {
+    printf '#include <stdio.h>\n' | gcc -fsyntax-only -x c - 2>/dev/null
+}
+
 # setup run|dev - brings .venv to what pyproject.toml and the pinned versions say.
 setup() {
     local what=$1 python stamp wanted
@@ -42,6 +47,7 @@ setup() {
         die "Python 3.11 or newer is needed; set PYTHON to its path"
     "$python" -c 'import ensurepip, venv' 2>/dev/null || need python3-venv
     "$python" -c 'import ctypes.util, sys; sys.exit(not ctypes.util.find_library("udev"))' || need libudev1
+    [ "$what" != dev ] || has_compiler || need gcc libc6-dev
     mkdir -p "$venv"
     exec 9>"$venv/.setup-lock"
     flock 9
