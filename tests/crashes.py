@@ -28,6 +28,8 @@ GPU = "gpu-0000-43-00-0"
 KEPT = ("var", "claims", "host/fake", "answers")
 
 Files = dict[str, tuple[int, bytes]]
+"""By path: mode and content; a directory where the path ends in a slash."""
+
 Key = tuple[str, str]
 """Driver and claim name."""
 
@@ -152,6 +154,9 @@ class Bench:
             for file in [path, *path.rglob("*")]:
                 if file.is_file():
                     kept[str(file.relative_to(self.root))] = (file.stat().st_mode, file.read_bytes())
+        for directory in self.node.kubelet.rglob("*"):
+            if directory.is_dir():
+                kept[f"{directory.relative_to(self.root)}/"] = (directory.stat().st_mode, b"")
         return kept
 
     def put_back(self, kept: Files) -> None:
@@ -163,9 +168,12 @@ class Bench:
         (self.root / "answers").unlink(missing_ok=True)
         if not any(name.startswith("var/cdi/") for name in kept):
             shutil.rmtree(self.node.cdi, ignore_errors=True)
+        shutil.rmtree(self.node.kubelet, ignore_errors=True)
         for name, (mode, content) in kept.items():
             file = self.root / name
-            if not (name.startswith("host/") and file.is_file() and file.read_bytes() == content):
+            if name.endswith("/"):
+                file.mkdir(parents=True, exist_ok=True)
+            elif not (name.startswith("host/") and file.is_file() and file.read_bytes() == content):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(content)
                 file.chmod(mode)
@@ -247,6 +255,7 @@ def sights(node: WholeNode, instance: Instance) -> dict[Key, Any]:
             ],
             "cdi": [device["name"] for device in file.get("devices", ())],
             "base": files.get(f"{record.driver}-base.json"),
+            "told": [(sorted(device.attributes), device.network is not None) for device in record.devices],
         }
     return found
 

@@ -11,7 +11,7 @@ import msgspec
 
 from dradriver.backend import NoOptions
 from dradriver.claims import DirectoryClaims
-from dradriver.engine import CDIFiles, Engine, Pool, Pools, open_journal, refresh_all
+from dradriver.engine import CDIFiles, Engine, MetadataFiles, Pool, Pools, open_journal, refresh_all
 from dradriver.host import Host
 from dradriver.model import ClaimRef, Device, PreparedDevice
 from dradriver_cdi import Store
@@ -71,7 +71,7 @@ class Machine:
             self.pools,
             DirectoryClaims(root / "claims"),
             self.journal,
-            CDIFiles(Store(root / "cdi")),
+            CDIFiles(Store(root / "cdi"), MetadataFiles(root / "kubelet")),
             host.boot_id() or "",
         )
         self.engine.recover()
@@ -122,6 +122,11 @@ class Machine:
 
     def unprepare(self, ref: ClaimRef, kind: str = "gpu", seconds: float = 20.0) -> str | None:
         return self.engine.unprepare(f"{kind}.dradriver.io", [ref], time.monotonic() + seconds)[ref.uid]
+
+    def metadata(self, ref: ClaimRef, kind: str, request: str) -> Path:
+        """Return the file from which containers learn of the devices of a request."""
+        claims = self.root / f"kubelet/plugins/{kind}.dradriver.io/dra-device-metadata"
+        return claims / f"{ref.namespace}_{ref.name}/{request}/metadata.json"
 
     @property
     def leftovers(self) -> tuple[str, ...]:

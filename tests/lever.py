@@ -32,7 +32,17 @@ from dradriver.backend import (
     Work,
 )
 from dradriver.claims import DirectoryClaims
-from dradriver.engine import CDIFiles, Engine, Journal, Pools, open_journal, refresh_all
+from dradriver.claims.decode import POD_CLAIM
+from dradriver.engine import (
+    CDIFiles,
+    Engine,
+    Journal,
+    MetadataFiles,
+    Pools,
+    Record,
+    open_journal,
+    refresh_all,
+)
 from dradriver.host import Host
 from dradriver.model import (
     NUMA_NODE,
@@ -240,11 +250,14 @@ Answer = tuple[PreparedDevice, ...] | str
 class Node:
     """An engine over levers below one directory. `restart` puts a new one on what the last one left there."""
 
-    def __init__(self, root: Path, levers: int = 4, boot: str = BOOT, **options: Any) -> None:
+    def __init__(
+        self, root: Path, levers: int = 4, boot: str = BOOT, metadata: bool = True, **options: Any
+    ) -> None:
         self.root = root
         self.hardware = root / "hardware"
         self.files = root / "claims"
         self.cdi = root / "cdi"
+        self.kubelet = root / "kubelet"
         self.state = root / "state" / "journal.db"
         if not self.hardware.exists():
             self.hardware.mkdir(parents=True)
@@ -259,14 +272,20 @@ class Node:
         self.aside: Path | None = None
         self.journal: Journal
         self.journal, self.aside = open_journal(self.state)
+        self.told: list[tuple[Record, Any]] = []
         self.engine = Engine(
-            self.pools, DirectoryClaims(self.files), self.journal, CDIFiles(Store(self.cdi)), boot
+            self.pools,
+            DirectoryClaims(self.files),
+            self.journal,
+            CDIFiles(Store(self.cdi), MetadataFiles(self.kubelet, enabled=metadata)),
+            boot,
+            prepared=lambda record, obj: self.told.append((record, obj)),
         )
         self.engine.recover()
 
-    def restart(self, boot: str = BOOT) -> "Node":
+    def restart(self, boot: str = BOOT, *, metadata: bool = True) -> "Node":
         self.close()
-        return Node(self.root, boot=boot, base=self.options.base, rail=self.options.rail)
+        return Node(self.root, boot=boot, metadata=metadata, base=self.options.base, rail=self.options.rail)
 
     def close(self) -> None:
         self.engine.close()
@@ -277,10 +296,15 @@ class Node:
         file.write_text(text)
         return file
 
-    def claim(self, name: str, *devices: Any, config: Sequence[Any] = (), uid: str = "") -> ClaimRef:
+    def claim(
+        self, name: str, *devices: Any, config: Sequence[Any] = (), uid: str = "", pod_claim: str = ""
+    ) -> ClaimRef:
         """Write a claim to which those devices are allocated: names, or results in full."""
         ref = ClaimRef(uid or f"uid-{name}", "default", name)
-        (self.files / f"{name}.json").write_text(json.dumps(claim_object(ref, devices, config)))
+        obj = claim_object(ref, devices, config)
+        if pod_claim:
+            obj["metadata"]["annotations"] = {POD_CLAIM: pod_claim}
+        (self.files / f"{name}.json").write_text(json.dumps(obj))
         return ref
 
     def prepare(self, ref: ClaimRef, seconds: float = 20.0) -> Answer:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dradriver_fake import complaints
-from wholenode import Instance, cdi_files, check_ledger, hardware, kind_of
+from wholenode import Instance, cdi_files, check_ledger, hardware, kind_of, metadata_files, metadata_of
 
 GPU = "gpu-0000-43-00-0"
 VFS = tuple(f"nic-0000-44-00-{n}" for n in (2, 3, 4, 5))
@@ -222,5 +222,8 @@ def check_against(reference: Reference, instance: Instance) -> None:
     names = {key: f"{key[0]}-claim-uid-{key[1]}.json" for key, part in parts.items() if not part.stuck}
     assert files >= {name for key, name in names.items() if parts[key].file}
     assert files <= set(names.values())
+    assert metadata_files(instance.node) == metadata_of(
+        record for key, record in records.items() if not parts[key].stuck
+    )
     assert complaints(instance.node.host_root) == ()
     assert instance.engine._locks._locks == {}, "nobody holds or awaits a lock"

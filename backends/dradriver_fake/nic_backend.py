@@ -1,5 +1,6 @@
 """The backend `nic` of a fake node."""
 
+import ipaddress
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from dradriver.backend import (
     Step,
     UnavailableError,
 )
-from dradriver.model import AttributeValue, ClaimRef, Peer, PoolContent, shown
+from dradriver.model import AttributeValue, ClaimRef, NetworkData, Peer, PoolContent, shown
 from dradriver.model.text import plain
 from dradriver_fake.backend import FakeBackend
 from dradriver_fake.facts import NICDevice, PCIFunction, VFDevice
@@ -99,9 +100,11 @@ class FakeNicBackend(FakeBackend[NICInventory]):
     ) -> tuple[PlannedDevice, ...]:
         """Tell the container its interface: the index is known only since the function was moved, or the link made."""
         recorded: Iterator[Mapping[str, Any]] = iter(facts)
+        functions = {function.name: function for _, function in inventory.functions()}
         rendered = []
         for requested in request.devices:
             edits, metadata = ContainerEdits(), dict[str, AttributeValue]()
+            network: NetworkData | None = None
             if not requested.allocated.admin:
                 known = next(recorded)
                 uid = re.sub("[^A-Za-z0-9]", "_", request.claim.uid)
@@ -109,8 +112,28 @@ class FakeNicBackend(FakeBackend[NICInventory]):
                 words += [f"{key}={known[key]}" for key in ("mac", BANDWIDTH) if key in known]
                 edits = ContainerEdits(env=(f"DRA_NIC_{uid}_{requested.index}={','.join(words)}",))
                 metadata |= {"mac": known["mac"]} if "mac" in known else {}
-            rendered.append(PlannedDevice(requested.allocated, edits, metadata))
+                network = _network(requested, functions.get(requested.device.name), known)
+            rendered.append(PlannedDevice(requested.allocated, edits, metadata, network))
         return tuple(rendered)
+
+
+def _network(requested: Requested, function: Function | None, known: Mapping[str, Any]) -> NetworkData | None:
+    """Return the interface in the pod: a link is named by the device's number, a function keeps its name."""
+    if "mac" in known:
+        name, address = f"net{requested.index}", str(known["mac"])
+    elif function and function.interface:
+        name, address = function.interface.name, function.interface.mac
+    else:
+        return None
+    return NetworkData(name, (_link_local(address),), address)
+
+
+def _link_local(address: str) -> str:
+    """Return the address that the kernel gives an interface by itself (RFC 4291, appendix A)."""
+    given = bytes.fromhex(address.replace(":", ""))
+    if len(given) == 6:
+        given = bytes((given[0] ^ 2, *given[1:3], 0xFF, 0xFE, *given[3:]))
+    return f"{ipaddress.IPv6Address(bytes((0xFE, 0x80, *[0] * 6, *given[-8:])))}/64"
 
 
 def _step(request: Request, requested: Requested, card: str) -> Step[Any]:

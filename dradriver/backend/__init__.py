@@ -3,7 +3,7 @@
 Facts: the plugin contract is that of Kubernetes DRA (KEP-4381); container edits are CDI's.
 """
 
-from dradriver.backend.api import Backend, Plan, PlannedDevice, Request, Requested
+from dradriver.backend.api import Backend, Binding, Plan, PlannedDevice, Request, Requested
 from dradriver.backend.config import API_VERSION, ClaimConfig, ConfigError, NoOptions, Strict, decode
 from dradriver.backend.errors import BackendError, PlanError, TransientError, UnavailableError
 from dradriver.backend.steps import (
@@ -21,6 +21,7 @@ __all__ = [
     "API_VERSION",
     "Backend",
     "BackendError",
+    "Binding",
     "ClaimConfig",
     "ConfigError",
     "ContainerAdjustment",

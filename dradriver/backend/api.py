@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from dradriver.backend.config import ClaimConfig, NoOptions, Strict
 from dradriver.backend.steps import Step
 from dradriver.host import Host
-from dradriver.model import Allocated, AttributeValue, ClaimRef, Device, Peer, PoolContent
+from dradriver.model import Allocated, AttributeValue, ClaimRef, Device, NetworkData, Peer, PoolContent
 from dradriver_cdi import ContainerEdits
 
 I = TypeVar("I")  # noqa: E741 - the inventory type of a backend
@@ -55,12 +55,26 @@ class PlannedDevice:
     """What the container gets for one allocated device.
 
     edits       written to the claim's CDI spec
-    metadata    attributes for the workload, beyond those published
+    metadata    attributes for the workload and the claim's status, beyond those published
+    network     for a network device, what is known of it inside the pod: for the same two
     """
 
     allocated: Allocated
     edits: ContainerEdits
     metadata: Mapping[str, AttributeValue] = field(default_factory=dict)
+    network: NetworkData | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """How far a device with binding conditions is made ready for a claim that it is allocated to.
+
+    met      its conditions that hold, with a sentence for people each
+    failed   its failure conditions that hold, with the reason; the scheduler then looks for another device
+    """
+
+    met: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +148,14 @@ class Backend(ABC, Generic[I, O]):
         Override it where edits need what only the steps or a later inventory know.
         """
         return plan.devices
+
+    def binding(self, device: Device, inventory: I) -> Binding:
+        """Return which of the device's binding conditions hold. Pure.
+
+        Asked for each claim that the device is allocated to, and again after each change of the inventory, until all
+        conditions hold or one has failed. Override it where `devices` returns devices with binding conditions.
+        """
+        return Binding()
 
     def base_edits(self, inventory: I) -> ContainerEdits:
         """Return what every container with any device of this backend needs, once for all. Pure."""

@@ -12,10 +12,13 @@ import msgspec
 
 from dradriver.backend import API_VERSION, ClaimConfig, ConfigError, decode
 from dradriver.model import Allocated, ClaimRef, Quantity, json_quantity, shown
-from dradriver.model.names import check_uid, short_name
+from dradriver.model.names import check_label, check_uid, short_name
 
 API_VERSIONS = tuple(f"resource.k8s.io/{version}" for version in ("v1", "v1beta2", "v1beta1"))
 """Those whose claims have allocations of one form."""
+
+POD_CLAIM = "resource.kubernetes.io/pod-claim-name"
+"""The annotation of a claim made from a template: what the pod calls it (`spec.resourceClaims[].name`)."""
 
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -70,6 +73,7 @@ class _Metadata(_Lenient, frozen=True, rename="camel"):
     name: str
     namespace: str = "default"
     uid: str = ""
+    annotations: dict[str, Any] | None = None
 
 
 class _Named(_Lenient, frozen=True, rename="camel"):
@@ -101,11 +105,15 @@ class OpaqueConfig:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """An allocated claim: the results of all drivers, and the configuration, class before claim."""
+    """An allocated claim: the results of all drivers, and the configuration, class before claim.
+
+    pod_claim   what the pod calls a claim that was made from a template, else empty
+    """
 
     ref: ClaimRef
     results: tuple[Allocated, ...]
     configs: tuple[OpaqueConfig, ...]
+    pod_claim: str = ""
 
 
 def claim_ref(obj: object) -> ClaimRef:
@@ -114,8 +122,12 @@ def claim_ref(obj: object) -> ClaimRef:
     return ClaimRef(metadata.uid, metadata.namespace, metadata.name)
 
 
-def read_claim(obj: object, ref: ClaimRef) -> Claim:
-    """Return what was allocated to the claim `ref`, or raise ClaimError where `obj` is not it or says nothing."""
+def read_claim(obj: object, ref: ClaimRef, driver: str = "") -> Claim:
+    """Return what was allocated to the claim `ref`, or raise ClaimError where `obj` is not it or says nothing.
+
+    With a `driver`, an amount that cannot be read is an error in its own results only: those of others are not ours
+    to judge, and are passed over.
+    """
     claim = _parse(obj, _Claim)
     if claim.metadata.uid != ref.uid:
         raise ClaimError(f"claim was replaced: its uid is now {shown(claim.metadata.uid)}")
@@ -130,7 +142,8 @@ def read_claim(obj: object, ref: ClaimRef) -> Claim:
     path = "status.allocation.devices"
     _check_text(cast("Mapping[str, Any]", obj)["status"]["allocation"].get("devices"), path)
     results = tuple(
-        _allocated(result, f"{path}.results[{n}]") for n, result in enumerate(devices.results or ())
+        _allocated(result, f"{path}.results[{n}]", strict=driver in {"", result.driver})
+        for n, result in enumerate(devices.results or ())
     )
     entries = [(entry, f"{path}.config[{n}]") for n, entry in enumerate(devices.config or ())]
     entries.sort(key=lambda entry: entry[0].source != "FromClass")
@@ -139,7 +152,16 @@ def read_claim(obj: object, ref: ClaimRef) -> Claim:
         for entry, where in entries
         if entry.opaque
     )
-    return Claim(ref, results, configs)
+    return Claim(ref, results, configs, _pod_claim(claim.metadata.annotations or {}))
+
+
+def _pod_claim(annotations: Mapping[str, Any]) -> str:
+    """Return the pod's name of the claim. Anybody may write an annotation: what is no such name counts as none."""
+    name = annotations.get(POD_CLAIM)
+    try:
+        return check_label(name, POD_CLAIM) if isinstance(name, str) else ""
+    except ValueError:
+        return ""
 
 
 def _parse(obj: object, kind: type[T]) -> T:
@@ -172,17 +194,13 @@ def _check_text(value: Any, path: str) -> None:
                 pending.extend((inner, f"{path}[{n}]") for n, inner in enumerate(value))
 
 
-def _allocated(result: _Result, path: str) -> Allocated:
+def _allocated(result: _Result, path: str, *, strict: bool) -> Allocated:
     consumed: dict[str, Quantity] = {}
-    for name, amount in (result.consumed_capacity or {}).items():
-        key = short_name(name, result.driver)
-        where = f"{path}.consumedCapacity[{shown(name)}]"
-        if key in consumed:
-            raise ClaimError(f"{where}: given twice, with and without the driver's domain")
-        try:
-            consumed[key] = json_quantity(amount)
-        except ValueError as error:
-            raise ClaimError(f"{where}: {error}") from None
+    try:
+        _read_amounts(result, path, consumed)
+    except ClaimError:
+        if strict:
+            raise
     return Allocated(
         request=result.request,
         driver=result.driver,
@@ -192,6 +210,19 @@ def _allocated(result: _Result, path: str) -> Allocated:
         share_id=result.share_id,
         admin=bool(result.admin_access),
     )
+
+
+def _read_amounts(result: _Result, path: str, consumed: dict[str, Quantity]) -> None:
+    """Add what the result consumes to `consumed`."""
+    for name, amount in (result.consumed_capacity or {}).items():
+        key = short_name(name, result.driver)
+        where = f"{path}.consumedCapacity[{shown(name)}]"
+        if key in consumed:
+            raise ClaimError(f"{where}: given twice, with and without the driver's domain")
+        try:
+            consumed[key] = json_quantity(amount)
+        except ValueError as error:
+            raise ClaimError(f"{where}: {error}") from None
 
 
 def layered(

@@ -6,6 +6,7 @@ from dradriver.engine.engine import Engine
 from dradriver.engine.journal import Journal, JournalError, JournalView, open_journal, view_journal
 from dradriver.engine.lanes import HungError, Lane
 from dradriver.engine.ledger import HeldError
+from dradriver.engine.metadata import MetadataFiles
 from dradriver.engine.planning import Part, Planned, plan, requests
 from dradriver.engine.pools import Pool, Pools, Snapshot, refresh_all
 from dradriver.engine.records import DeviceRecord, Record, State, StepRecord, StepState
@@ -21,6 +22,7 @@ __all__ = [
     "JournalError",
     "JournalView",
     "Lane",
+    "MetadataFiles",
     "Part",
     "Planned",
     "Pool",

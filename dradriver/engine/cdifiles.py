@@ -1,7 +1,7 @@
 """The CDI files of this daemon: one for each prepared claim, and a base file for each driver that needs one.
 
-A claim's file also carries its journal record as an annotation, which the runtime ignores: what a journal lost is taken
-over from the files.
+With a claim's file go the files of device metadata that it mounts. It also carries the claim's journal record as an
+annotation, which the runtime ignores: what a journal lost is taken over from the files.
 """
 
 import json
@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from dradriver.backend import UnavailableError
+from dradriver.engine.metadata import MetadataFiles, without_mount
 from dradriver.engine.pools import Pool
 from dradriver.engine.records import Record, builtins, decode_record
-from dradriver.model import PreparedDevice
+from dradriver.model import ClaimRef, PreparedDevice
 from dradriver_cdi import (
     CDIError,
     ContainerEdits,
@@ -34,20 +35,29 @@ RECORD = "dradriver.io/record"
 class CDIFiles:
     """The files of this daemon's drivers in one CDI directory."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, metadata: MetadataFiles | None = None) -> None:
         self._store = store
+        self._metadata = metadata
 
     def write_claim(self, record: Record) -> None:
-        """Write the claim's file. Raises CDIError or OSError, and then nothing of it is there."""
+        """Write the claim's file, and before it what it mounts. Raises CDIError or OSError."""
+        mounts: Mapping[int, ContainerEdits] = {}
+        if self._metadata:
+            self._metadata.write(record)
+            mounts = self._metadata.edits(record)
         devices = tuple(
             Device(
                 name=_device_name(record, index),
-                edits=_marker(record, index) + ContainerEdits.from_dict(device.edits),
+                edits=_marker(record, index)
+                + ContainerEdits.from_dict(device.edits)
+                + mounts.get(index, ContainerEdits()),
             )
             for index, device in enumerate(record.devices)
         )
-        # The edits stand in the file already.
-        bare = replace(record, devices=tuple(replace(device, edits={}) for device in record.devices))
+        # The edits stand in the file already, and the attributes are found again.
+        bare = replace(
+            record, devices=tuple(replace(device, edits={}, attributes={}) for device in record.devices)
+        )
         spec = Spec(
             kind=f"{record.driver}/claim",
             devices=devices,
@@ -55,15 +65,17 @@ class CDIFiles:
         )
         self._store.write(claim_file_name(record.driver, record.ref.uid), spec)
 
-    def remove_claim(self, driver: str, uid: str) -> None:
-        """Remove the claim's file if it is there. Raises OSError where it cannot be removed."""
-        name = claim_file_name(driver, uid)
+    def remove_claim(self, driver: str, ref: ClaimRef) -> None:
+        """Remove the claim's file if it is there, then what it mounts. Raises OSError where that is not possible."""
+        name = claim_file_name(driver, ref.uid)
         try:
             self._store.remove(name)
         except OSError:
             # A directory that cannot be written does not keep a claim from being undone that has no file there.
             if os.path.lexists(self._store.directory / name):
                 raise
+        if self._metadata:
+            self._metadata.remove(driver, ref)
 
     def write_base(self, driver: str, pools: Collection[Pool], wanted: Collection[str]) -> None:
         """Bring the driver's base file to what its backends need now.
@@ -113,6 +125,8 @@ class CDIFiles:
             stale = self._store.reconcile(claim_file_prefix(driver), names)
             for name in (*stale, *self._store.reconcile(base, {base})):
                 log.warning("stale CDI file %s is removed", name)
+        if self._metadata:
+            self._metadata.reconcile(drivers, keep)
 
     def records(self, drivers: Collection[str], known: Collection[Record] = ()) -> Iterator[Record]:
         """Yield the records that the claim files of these drivers carry, but for claims that are known.
@@ -147,7 +161,7 @@ class CDIFiles:
         return replace(
             record,
             devices=tuple(
-                replace(device, edits=replace(found.edits, env=found.edits.env[1:]).to_dict())
+                replace(device, edits=without_mount(replace(found.edits, env=found.edits.env[1:])).to_dict())
                 for device, found in marked
             ),
         )

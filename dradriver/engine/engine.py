@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from dradriver.backend import BackendError
-from dradriver.claims import ClaimError, ClaimNotFoundError, ClaimSource, read_claim
+from dradriver.claims import Claim, ClaimError, ClaimNotFoundError, ClaimSource, read_claim
 from dradriver.engine.cdifiles import CDIFiles, answer
 from dradriver.engine.journal import Journal, JournalError
 from dradriver.engine.lanes import HungError
@@ -67,17 +67,21 @@ class Engine:
         boot: str,
         *,
         changed: Callable[[Pool], None] = lambda _: None,
+        prepared: Callable[[Record, object], None] = lambda *_: None,
     ) -> None:
         """Take over the journal. Call `recover` before the first claim.
 
         boot      the kernel's boot id; empty where it is unknown, which undoes nothing
         changed   called when a claim's device was missing, and looking for it found the pool changed
+        prepared  called with each claim that was prepared or found so, and with its object as it was read for that,
+                  None where it could not be read; before the call is answered, so it must not wait for anything
         """
         self._pools = pools
         self._claims = claims
         self._journal = journal
         self._boot = boot
         self._changed = changed
+        self._prepared = prepared
         self._closed = threading.Event()
         self._locks = Locks()
         self._unsettled = Unsettled()
@@ -124,6 +128,10 @@ class Engine:
         """Return the (pool, device) of every live claim of the driver. Raises JournalError."""
         return self._journal.devices(driver)
 
+    def claims(self) -> Mapping[str, int]:
+        """Return the number of claims of each driver that has any. Raises JournalError."""
+        return self._journal.counts()
+
     def close(self) -> None:
         """Refuse new work, end the retries, and tell steps that run to come to their end."""
         self._closed.set()
@@ -162,28 +170,58 @@ class Engine:
             if known and known.ref != ref:
                 raise ClaimError(f"uid {ref.uid} was prepared for another claim, {known.ref}")
             settled = self._lifecycle.settle(Progress(known), deadline) if known else None
-            if settled and self._is_allocated_anew(settled, deadline):
+            obj = self._read_again(ref, deadline) if settled else None
+            if settled and self._is_allocated_anew(settled, obj):
                 log.warning("claim %s of %s was allocated anew: undone", ref, driver)
                 self._lifecycle.undo(Progress(settled), deadline)
                 settled = None
-            made = self._lifecycle.repeat(settled) if settled else self._begin(driver, ref, deadline)
-            return answer(made) if made else ()
+            if settled:
+                made: Record | None = self._lifecycle.repeat(settled)
+            else:
+                obj = self._read(ref, deadline) if obj is None else obj
+                made = self._begin(driver, ref, obj, deadline)
+        if made is None:
+            return ()
+        given = answer(made)
+        self._tell(made, obj)
+        return given
 
-    def _is_allocated_anew(self, settled: Record, deadline: float) -> bool:
+    def _read(self, ref: ClaimRef, deadline: float) -> object:
+        """Return the claim's object, asking again while that may help."""
+        return retried(lambda: self._claims.get(ref, deadline), deadline, self._closed)
+
+    def _read_again(self, ref: ClaimRef, deadline: float) -> object:
+        """Return the object of a prepared claim, None where it cannot be had now."""
+        try:
+            found: object = self._claims.get(ref, min(deadline, time.monotonic() + COMPARE_SECONDS))
+        except (BackendError, ClaimError, ClaimNotFoundError, OSError) as error:
+            log.warning("claim %s cannot be compared with its preparation: %s", ref, shown(error, 500))
+            return None
+        return found
+
+    @staticmethod
+    def _is_allocated_anew(settled: Record, obj: object) -> bool:
         """Whether the claim now names other devices than those it is prepared with.
 
         That is so where it lost its last user and its allocation without an Unprepare (a force-deleted pod). A claim
         that cannot be read now counts as unchanged: a prepared pod does not depend on the API server.
         """
         ref, driver = settled.ref, settled.driver
+        if obj is None:
+            return False
         try:
-            obj = self._claims.get(ref, min(deadline, time.monotonic() + COMPARE_SECONDS))
-            results = read_claim(obj, ref).results
-        except (BackendError, ClaimError, ClaimNotFoundError, OSError) as error:
-            log.warning("claim %s cannot be compared with its preparation: %s", ref, shown(error, 500))
+            results = read_claim(obj, ref, driver).results
+        except ClaimError as error:
+            log.warning("claim %s cannot be compared with its preparation: %s", ref, error)
             return False
         mine = [result for result in results if result.driver == driver]
         return mine != [device.allocated for device in settled.devices]
+
+    def _tell(self, made: Record, obj: object) -> None:
+        try:
+            self._prepared(made, obj)
+        except Exception:
+            log.exception("claim %s of %s is prepared, and not passed on", made.ref, made.driver)
 
     def _unprepare(self, driver: str, ref: ClaimRef, deadline: float) -> None:
         try:
@@ -195,16 +233,15 @@ class Engine:
                 self._lifecycle.undo(Progress(known), deadline)
                 log.info("claim %s of %s unprepared", known.ref, driver)
 
-    def _begin(self, driver: str, ref: ClaimRef, deadline: float) -> Record | None:
+    def _begin(self, driver: str, ref: ClaimRef, obj: object, deadline: float) -> Record | None:
         """Prepare a claim that is not known; return None where it has no device of this driver."""
-        asked = time.monotonic()
-        obj = retried(lambda: self._claims.get(ref, deadline), deadline, self._closed)
-        parts = self._requests(obj, ref, driver, asked, deadline)
+        claim = read_claim(obj, ref, driver)
+        parts = self._requests(claim, driver, deadline)
         if not parts:
             return None
         if time.monotonic() >= deadline:
             raise TimeoutError("the time of the call was over before anything was done")
-        progress, planned = self._reserve(parts, ref, driver)
+        progress, planned = self._reserve(parts, claim, driver)
         try:
             self._lifecycle.execute(progress, planned, deadline)
         except HungError:
@@ -217,11 +254,9 @@ class Engine:
         log.info("claim %s of %s prepared", ref, driver)
         return progress.record
 
-    def _requests(
-        self, obj: object, ref: ClaimRef, driver: str, asked: float, deadline: float
-    ) -> tuple[Part, ...]:
+    def _requests(self, claim: Claim, driver: str, deadline: float) -> tuple[Part, ...]:
         """Return the claim's requests; look once at the hardware of each pool that misses a device."""
-        claim = read_claim(obj, ref)
+        asked = time.monotonic()
         looked: set[str] = set()
         while True:
             try:
@@ -233,13 +268,13 @@ class Engine:
                 if missing.pool.refresh(deadline, since=asked):
                     self._changed(missing.pool)
 
-    def _reserve(self, parts: tuple[Part, ...], ref: ClaimRef, driver: str) -> tuple[Progress, Planned]:
+    def _reserve(self, parts: tuple[Part, ...], claim: Claim, driver: str) -> tuple[Progress, Planned]:
         """Plan and journal in one transaction, so that no other claim can take the same meanwhile."""
         with self._journal.transaction():
             kinds = [part.pool.backend.kind for part in parts]
             planned = plan(parts, {kind: self._journal.held(plan_prefix(kind)) for kind in kinds})
             holds = take(planned.draws, self._journal.taken, self._journal.holders)
-            made = record(planned, ref, driver, self._boot, holds)
+            made = record(planned, claim, driver, self._boot, holds)
             self._journal.insert(made)
         return Progress(made), planned
 

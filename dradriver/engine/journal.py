@@ -26,45 +26,12 @@ from dradriver.engine.records import (
     decode_json,
     encode,
 )
+from dradriver.engine.schema import MIGRATIONS, Migration
 from dradriver.model import ClaimRef, Quantity
 
 log = logging.getLogger(__name__)
 
-Migration = tuple[str, ...]
-
-MIGRATIONS: tuple[Migration, ...] = (
-    (
-        """
-        CREATE TABLE claim (
-            driver TEXT NOT NULL, uid TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL,
-            state TEXT NOT NULL, boot TEXT NOT NULL, created REAL NOT NULL,
-            devices BLOB NOT NULL, message TEXT NOT NULL,
-            PRIMARY KEY (driver, uid)
-        ) WITHOUT ROWID
-        """,
-        """
-        CREATE TABLE step (
-            driver TEXT NOT NULL, uid TEXT NOT NULL, n INTEGER NOT NULL,
-            state TEXT NOT NULL, facts BLOB NOT NULL, body BLOB NOT NULL,
-            PRIMARY KEY (driver, uid, n)
-        ) WITHOUT ROWID
-        """,
-        """
-        CREATE TABLE hold (
-            unit TEXT NOT NULL, driver TEXT NOT NULL, uid TEXT NOT NULL, n INTEGER NOT NULL,
-            amount TEXT NOT NULL,
-            PRIMARY KEY (unit, driver, uid, n)
-        ) WITHOUT ROWID
-        """,
-        "CREATE INDEX hold_claim ON hold (driver, uid)",
-        # What the holds of a unit add up to, so that a share of a unit that a thousand claims hold costs no more.
-        "CREATE TABLE unit (unit TEXT PRIMARY KEY, nano TEXT NOT NULL) WITHOUT ROWID",
-        "CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-    ),
-)
-"""Each entry leads from the schema version that is its index to the next one."""
-
-_CLAIM = "driver, uid, namespace, name, state, boot, created, devices, message"
+_CLAIM = "driver, uid, namespace, name, state, boot, created, devices, message, pod_claim, generation"
 
 _UNREADABLE = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_MISMATCH}
 """Primary result codes of a file that holds no such database; all others may pass."""
@@ -174,6 +141,17 @@ class JournalView:
         devices = [device for (body,) in rows for device in decode_json(body, tuple[DeviceRecord, ...])]
         return frozenset((device.allocated.pool, device.allocated.device) for device in devices)
 
+    def counts(self) -> dict[str, int]:
+        """Return the number of claims of each driver that has any."""
+        with self._reading() as db:
+            return dict(db.execute("SELECT driver, COUNT(*) FROM claim GROUP BY driver"))
+
+    def told(self) -> dict[tuple[str, str], str]:
+        """Return what the API server was last told of each claim: (driver, UID) -> digest, empty for nothing."""
+        with self._reading() as db:
+            rows = db.execute("SELECT driver, uid, told FROM claim").fetchall()
+        return {(driver, uid): told for driver, uid, told in rows}
+
     def taken(self, unit: str) -> Quantity:
         """Return how much of a unit all claims hold together."""
         with self._reading() as db:
@@ -276,7 +254,7 @@ class Journal(JournalView):
         key = (record.driver, record.ref.uid)
         with self.transaction():
             self._db.execute(
-                f"INSERT INTO claim ({_CLAIM}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - fixed names
+                f"INSERT INTO claim ({_CLAIM}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - fixed names
                 (
                     *key,
                     record.ref.namespace,
@@ -286,6 +264,8 @@ class Journal(JournalView):
                     record.created,
                     encode(record.devices),
                     record.message,
+                    record.pod_claim,
+                    record.generation,
                 ),
             )
             self._db.executemany(
@@ -317,6 +297,7 @@ class Journal(JournalView):
         state: State | None = None,
         devices: tuple[DeviceRecord, ...] | None = None,
         message: str | None = None,
+        generation: int | None = None,
         steps: Sequence[tuple[int, StepState]] = (),
     ) -> None:
         """Change what is given of a claim and the states of its steps, in one durable change."""
@@ -327,6 +308,8 @@ class Journal(JournalView):
             fields["devices"] = encode(devices)
         if message is not None:
             fields["message"] = message
+        if generation is not None:
+            fields["generation"] = generation
         with self.transaction():
             for column, value in fields.items():
                 self._db.execute(
@@ -336,6 +319,14 @@ class Journal(JournalView):
             self._db.executemany(
                 "UPDATE step SET state = ? WHERE driver = ? AND uid = ? AND n = ?",
                 ((step_state.value, driver, uid, n) for n, step_state in steps),
+            )
+
+    def set_told(self, told: Mapping[tuple[str, str], str]) -> None:
+        """Keep what the API server was told: (driver, UID) -> digest. Claims that are gone are passed over."""
+        with self.transaction():
+            self._db.executemany(
+                "UPDATE claim SET told = ? WHERE driver = ? AND uid = ?",
+                ((digest, *key) for key, digest in told.items()),
             )
 
     def set_step_facts(self, driver: str, uid: str, n: int, facts: dict[str, Any]) -> None:
@@ -367,7 +358,7 @@ def _nano(db: sqlite3.Connection, unit: str) -> int:
 
 
 def _record(db: sqlite3.Connection, row: tuple[Any, ...]) -> Record:
-    driver, uid, namespace, name, state, boot, created, devices, message = row
+    driver, uid, namespace, name, state, boot, created, devices, message, pod_claim, generation = row
     steps = db.execute(
         "SELECT state, facts, body FROM step WHERE driver = ? AND uid = ? ORDER BY n", (driver, uid)
     ).fetchall()
@@ -384,6 +375,8 @@ def _record(db: sqlite3.Connection, row: tuple[Any, ...]) -> Record:
         tuple(_step(*step) for step in steps),
         tuple(Hold(unit, n, Quantity.parse(amount)) for unit, n, amount in holds),
         message,
+        pod_claim,
+        generation,
     )
 
 

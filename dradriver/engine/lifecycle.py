@@ -19,7 +19,7 @@ from dradriver.engine.locks import Key
 from dradriver.engine.planning import Planned, rendered, rendered_anew
 from dradriver.engine.pools import Pools
 from dradriver.engine.progress import Progress, StepRunner
-from dradriver.engine.records import Record, State, StepState
+from dradriver.engine.records import DeviceRecord, Record, State, StepState
 from dradriver.engine.retry import retried
 from dradriver.model import shown
 
@@ -83,12 +83,14 @@ class Lifecycle:
             devices = record.devices
         self._refresh(record, devices)
 
-    def _refresh(self, record: Record, devices: tuple[Any, ...]) -> Record:
-        changed = replace(record, devices=devices)
-        self._write(changed)
+    def _refresh(self, record: Record, devices: tuple[DeviceRecord, ...]) -> Record:
+        """Bring the claim's files to what its devices are now. The journal knows of it first."""
         if devices != record.devices:
-            self._journal.update(record.driver, record.ref.uid, devices=devices)
-        return changed
+            generation = record.generation + _tells_otherwise(record.devices, devices)
+            record = replace(record, devices=devices, generation=generation)
+            self._journal.update(record.driver, record.ref.uid, devices=devices, generation=generation)
+        self._write(record)
+        return record
 
     def _write(self, record: Record) -> None:
         wanted = {device.backend for device in record.devices if device.base}
@@ -136,7 +138,7 @@ class Lifecycle:
             touched = progress.touched
             if touched:
                 self._note(progress, state=State.UNPREPARING)
-            self._cdi.remove_claim(*progress.key)
+            self._cdi.remove_claim(progress.record.driver, progress.record.ref)
             for n in reversed(touched):
                 self._patiently(progress, n, deadline, "revert")
                 progress.states[n] = StepState.REVERTED
@@ -162,3 +164,14 @@ class Lifecycle:
         """End the retries, and tell steps that run to come to their end."""
         self._stop.set()
         self._runner.close()
+
+
+def _tells_otherwise(before: tuple[DeviceRecord, ...], now: tuple[DeviceRecord, ...]) -> bool:
+    """Whether containers are told something else of their devices.
+
+    A record that was taken over from a CDI file has no attributes, whatever its containers were told.
+    """
+    return any(
+        old.network != new.network or (old.attributes and old.attributes != new.attributes)
+        for old, new in zip(before, now, strict=True)
+    )

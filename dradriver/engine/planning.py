@@ -154,7 +154,7 @@ def check_devices(backend: Backend[Any, Any], request: Request, devices: Sequenc
         raise BackendError(f"backend {backend.kind} answers with other devices than it was asked for")
 
 
-def record(planned: Planned, claim: ClaimRef, driver: str, boot: str, holds: tuple[Hold, ...]) -> Record:
+def record(planned: Planned, claim: Claim, driver: str, boot: str, holds: tuple[Hold, ...]) -> Record:
     """Return the journal entry of a plan: its intent, or the whole where there is nothing to execute."""
     steps: list[StepRecord] = [
         step_record(part.pool.backend, step) for part, made in planned.parts for step in made.steps
@@ -164,13 +164,14 @@ def record(planned: Planned, claim: ClaimRef, driver: str, boot: str, holds: tup
         steps[first] = replace(steps[first], state=StepState.APPLYING)
     return Record(
         driver,
-        claim,
+        claim.ref,
         State.PREPARED if first is None else State.PREPARING,
         boot,
         time.time(),
         rendered(planned, {}, final=first is None),
         tuple(steps),
         holds,
+        pod_claim=claim.pod_claim,
     )
 
 
@@ -192,7 +193,9 @@ def rendered(
             check_devices(backend, part.request, devices)
         first += len(made.steps)
         for requested, device, configs in zip(part.request.devices, devices, part.configs, strict=True):
-            by_index[requested.index] = device_record(backend, device, configs, bool(part.snapshot.base))
+            by_index[requested.index] = device_record(
+                backend, device, requested.device, configs, bool(part.snapshot.base)
+            )
     return tuple(by_index[index] for index in sorted(by_index))
 
 
@@ -217,5 +220,7 @@ def rendered_anew(record: Record, pools: Pools) -> tuple[DeviceRecord, ...]:
         check_devices(pool.backend, request, answered)
         for requested, device in zip(request.devices, answered, strict=True):
             old = devices[requested.index]
-            devices[requested.index] = device_record(pool.backend, device, old.configs, old.base)
+            devices[requested.index] = device_record(
+                pool.backend, device, requested.device, old.configs, old.base
+            )
     return tuple(devices)

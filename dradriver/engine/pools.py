@@ -9,12 +9,25 @@ from typing import Any
 
 from dradriver.backend import Backend, BackendError, ClaimConfig, ContainerEdits
 from dradriver.engine.lanes import HungError, Lane
-from dradriver.model import NUMA_NODE, Allocated, CounterSet, Device, Peer, PoolContent
+from dradriver.model import (
+    NUMA_NODE,
+    Allocated,
+    CounterSet,
+    Device,
+    Health,
+    Peer,
+    PoolContent,
+    Taint,
+    TaintEffect,
+)
 from dradriver.model.names import pool_name
 
 log = logging.getLogger(__name__)
 
 PROBE_SECONDS = 30.0
+
+UNHEALTHY = Taint("dradriver.io/unhealthy", TaintEffect.NO_SCHEDULE)
+"""Who must have such a device all the same tolerates it; pods that have it go on, and their status tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +110,7 @@ class Pool:
 
     def _probe(self) -> Snapshot:
         inventory = self.backend.probe()
-        content = self.backend.devices(inventory)
+        content = tainted(self.backend.devices(inventory))
         return Snapshot(
             inventory,
             content,
@@ -106,6 +119,19 @@ class Pool:
             self.backend.base_edits(inventory),
             probed=True,
         )
+
+
+def tainted(content: PoolContent) -> PoolContent:
+    """Return the content with a taint on each unhealthy device, which keeps new claims away from it."""
+    return replace(
+        content,
+        devices=tuple(
+            replace(device, taints=(*device.taints, UNHEALTHY))
+            if device.health is Health.UNHEALTHY
+            else device
+            for device in content.devices
+        ),
+    )
 
 
 class Pools:

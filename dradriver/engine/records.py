@@ -20,7 +20,17 @@ from dradriver.backend import (
     UnavailableError,
 )
 from dradriver.claims import typed
-from dradriver.model import Allocated, AttributeValue, ClaimRef, Device, Quantity, Version, shown
+from dradriver.model import (
+    Allocated,
+    AttributeValue,
+    ClaimRef,
+    Device,
+    NetworkData,
+    Quantity,
+    Version,
+    shown,
+)
+from dradriver.slices.check import fit
 from dradriver.slices.encode import attribute_body
 
 
@@ -63,8 +73,10 @@ class StepRecord:
 class DeviceRecord:
     """One device of a claim: the allocation, its configuration, and the container's side as last rendered.
 
-    metadata   name -> the API's DeviceAttribute object
-    base       whether the kubelet was told of the backend's device in the driver's base file too
+    metadata     what the plan says of it: name -> the API's DeviceAttribute object
+    base         whether the kubelet was told of the backend's device in the driver's base file too
+    attributes   all that containers are told: those of the plan, and those published when it was rendered
+    network      what the plan knows of its interface inside the pod
     """
 
     backend: str
@@ -73,6 +85,8 @@ class DeviceRecord:
     edits: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, dict[str, Any]] = field(default_factory=dict)
     base: bool = False
+    attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    network: NetworkData | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +100,11 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A claim of one driver in the journal. Times are seconds since the epoch."""
+    """A claim of one driver in the journal. Times are seconds since the epoch.
+
+    pod_claim    what the pod calls a claim that was made from a template, else empty
+    generation   counts the forms that the devices were told in to the containers
+    """
 
     driver: str
     ref: ClaimRef
@@ -97,6 +115,8 @@ class Record:
     steps: tuple[StepRecord, ...] = ()
     holds: tuple[Hold, ...] = ()
     message: str = ""
+    pod_claim: str = ""
+    generation: int = 1
 
     @property
     def host_steps(self) -> tuple[tuple[int, StepRecord], ...]:
@@ -162,17 +182,31 @@ def restore_step(backend: Backend[Any, Any], record: StepRecord) -> Step[Any]:
 
 
 def device_record(
-    backend: Backend[Any, Any], planned: PlannedDevice, configs: Mapping[str, Mapping[str, Any]], base: bool
+    backend: Backend[Any, Any],
+    planned: PlannedDevice,
+    published: Device,
+    configs: Mapping[str, Mapping[str, Any]],
+    base: bool,
 ) -> DeviceRecord:
-    """Return the journal's form of a planned device."""
+    """Return the journal's form of a planned device, which is `published` so now."""
+    # Where there is no room for all, what only this claim has comes first.
+    told, _ = fit(
+        Device(published.name, attributes={**planned.metadata, **published.attributes, **planned.metadata})
+    )
     return DeviceRecord(
         backend.kind,
         planned.allocated,
         {kind: dict(fields) for kind, fields in configs.items()},
         planned.edits.to_dict(),
-        {name: attribute_body(value) for name, value in planned.metadata.items() if value != ()},
+        _bodies(planned.metadata),
         base,
+        _bodies(told.attributes),
+        planned.network,
     )
+
+
+def _bodies(values: Mapping[str, AttributeValue]) -> dict[str, dict[str, Any]]:
+    return {name: attribute_body(value) for name, value in values.items() if value != ()}
 
 
 def _attribute(body: Mapping[str, Any]) -> AttributeValue:
@@ -207,6 +241,7 @@ def restore_request(
                 device.allocated,
                 ContainerEdits.from_dict(device.edits),
                 {name: _attribute(body) for name, body in device.metadata.items()},
+                device.network,
             )
             for _, device in mine
         ),

@@ -26,6 +26,7 @@ from dradriver.model.device import (
     ValidRange,
     Version,
 )
+from dradriver.model.network import NetworkData
 from dradriver.model.prepared import PreparedDevice
 from dradriver.model.quantity import Quantity, json_quantity
 from dradriver.model.text import shown
@@ -44,6 +45,7 @@ __all__ = [
     "CounterSet",
     "Device",
     "Health",
+    "NetworkData",
     "NodeAllocatable",
     "Peer",
     "PoolContent",

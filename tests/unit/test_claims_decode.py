@@ -1,6 +1,7 @@
 """A ResourceClaim is read strictly: whatever it holds, it is understood or refused with a sentence."""
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from dradriver.claims import ClaimError, claim_ref, read_claim
 from dradriver.engine import Pools, refresh_all, requests
 from dradriver.host import Host
-from dradriver.model import ClaimRef, Quantity
+from dradriver.model import ClaimRef, Quantity, json_quantity
 from lever import (
     DRIVER,
     LeverBackend,
@@ -23,6 +24,7 @@ from lever import (
     lever_config,
     result,
 )
+from recorded import SHARED
 
 REF = ClaimRef("uid-a", "default", "a")
 
@@ -275,6 +277,74 @@ def test_any_json_anywhere_in_a_claim_is_understood_or_refused(
     pools: Pools, path: tuple[Any, ...], value: object
 ) -> None:
     attempt(pools, changed(path, value))
+
+
+def test_an_amount_of_another_driver_that_cannot_be_read_is_not_ours_to_judge() -> None:
+    foreign = result("gpu-0", driver="gpu.example.com", consumedCapacity={"memory": "80GB"})
+    obj = claim_object(REF, [foreign, result("tank-0", consumedCapacity={"water": "1Gi"})])
+    assert "quantity '80GB'" in unread(obj)
+    theirs, ours = read_claim(obj, REF, DRIVER).results
+    assert theirs.consumed == {}
+    assert ours.consumed == {"water": Quantity.parse("1Gi")}
+    with pytest.raises(ClaimError, match="quantity '80GB'"):
+        read_claim(obj, REF, "gpu.example.com")
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [
+        ({"resource.kubernetes.io/pod-claim-name": "gpus"}, "gpus"),
+        ({"resource.kubernetes.io/pod-claim-name": "../gpus"}, ""),
+        ({"resource.kubernetes.io/pod-claim-name": 5, "x": [1]}, ""),
+        ({}, ""),
+        (None, ""),
+    ],
+)
+def test_the_pods_name_of_a_claim_is_read_where_it_is_one(annotations: Any, expected: str) -> None:
+    assert read_claim(changed(("metadata", "annotations"), annotations), REF).pod_claim == expected
+
+
+def recorded_claims() -> list[tuple[str, dict[str, Any]]]:
+    """Return claims with an allocation that a real server stored, by the names of the recorded answers."""
+    file = SHARED / "vectors/validation/vectors.json"
+    if not file.exists():
+        pytest.skip(f"{file}: recorded answers not there")
+    found = []
+    for vector in json.loads(file.read_text())["vectors"]:
+        if vector["kind"] == "ResourceClaim" and vector["verb"] == "update-status" and vector["accepted"]:
+            status = vector.get("stored") or vector["object"].get("status") or {}
+            if status.get("allocation"):
+                claim = vector["object"] | {"status": status}
+                claim["metadata"] = claim["metadata"] | {"uid": REF.uid}
+                found.append((vector["name"], claim))
+    return found
+
+
+def test_whatever_a_server_stored_as_an_allocation_is_read_in_full() -> None:
+    claims = recorded_claims()
+    assert len(claims) > 40
+    for name, claim in claims:
+        devices = claim["status"]["allocation"].get("devices") or {}
+        read = read_claim(claim, REF)
+        stored = devices.get("results") or []
+        assert [
+            (found.request, found.driver, found.pool, found.device, found.share_id, found.admin)
+            for found in read.results
+        ] == [
+            (
+                one["request"],
+                one["driver"],
+                one["pool"],
+                one["device"],
+                one.get("shareID"),
+                bool(one.get("adminAccess")),
+            )
+            for one in stored
+        ], name
+        for found, one in zip(read.results, stored, strict=True):
+            amounts = one.get("consumedCapacity") or {}
+            assert found.consumed == {key: json_quantity(value) for key, value in amounts.items()}, name
+        assert len(read.configs) == len(devices.get("config") or []), name
 
 
 def test_hostile_strings_stay_out_of_paths(pools: Pools, tmp_path: Path) -> None:

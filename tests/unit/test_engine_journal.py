@@ -1,11 +1,12 @@
 """The journal survives crashes, says clearly what is wrong with its file, and costs each claim the same."""
 
+import json
 import re
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,9 @@ from dradriver.engine import (
     view_journal,
 )
 from dradriver.engine import open_journal as open_or_set_aside
-from dradriver.engine.journal import MIGRATIONS
 from dradriver.engine.records import Hold
-from dradriver.model import Allocated, ClaimRef, Quantity
+from dradriver.engine.schema import MIGRATIONS
+from dradriver.model import Allocated, ClaimRef, NetworkData, Quantity
 
 
 def record(uid: str = "uid-1", unit: str = "device:n1/lever:lever-0", amount: str = "1") -> Record:
@@ -34,7 +35,13 @@ def record(uid: str = "uid-1", unit: str = "device:n1/lever:lever-0", amount: st
         "r/s", "d.example.com", "n1/lever", "lever-0", {"water": Quantity.parse("1Gi")}, "0a"
     )
     device = DeviceRecord(
-        "lever", allocated, {"LeverConfig": {"steps": 2}}, {"env": ["A=ü\u2028"]}, {"v": {"version": "1.0.0"}}
+        "lever",
+        allocated,
+        {"LeverConfig": {"steps": 2}},
+        {"env": ["A=ü\u2028"]},
+        {"v": {"version": "1.0.0"}},
+        attributes={"v": {"version": "1.0.0"}, "numaNodes": {"ints": [0, 1]}},
+        network=NetworkData("net1", ("10.9.8.7/24",), "02:00:00:00:00:01"),
     )
     step = StepRecord(
         "lever", "Pull", Phase.PREPARE, {"lever": "lever-0"}, StepState.APPLYING, {"id": 7}, "pull"
@@ -48,6 +55,8 @@ def record(uid: str = "uid-1", unit: str = "device:n1/lever:lever-0", amount: st
         (device,),
         (step, replace(step, state=StepState.PLANNED, facts={})),
         (Hold(unit, 0, Quantity.parse(amount)),),
+        pod_claim="gpus",
+        generation=3,
     )
 
 
@@ -130,9 +139,9 @@ def test_a_later_schema_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     db = sqlite3.connect(path)
     db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     db.close()
-    with pytest.raises(JournalError, match="has schema 2, this version knows 1: run the newer version"):
+    with pytest.raises(JournalError, match="has schema 3, this version knows 2: run the newer version"):
         open_or_set_aside(path)
-    with pytest.raises(JournalError, match="has schema 2, this version reads 1"):
+    with pytest.raises(JournalError, match="has schema 3, this version reads 2"):
         view_journal(path)
     assert [name.name for name in tmp_path.iterdir() if "unreadable" in name.name] == []
 
@@ -150,6 +159,67 @@ def test_an_earlier_schema_is_brought_forward_with_its_claims(tmp_path: Path) ->
         journal.insert(record("uid-2", "device:x"))
     with opened(path, migrations=forward) as journal:
         assert len(journal.records()) == 2
+
+
+FIRST_DEVICE = {
+    "backend": "lever",
+    "allocated": {
+        "request": "r",
+        "driver": "lever.example.com",
+        "pool": "n1/lever",
+        "device": "lever-0",
+        "consumed": {"water": "2Gi"},
+        "share_id": None,
+        "admin": False,
+    },
+    "configs": {},
+    "edits": {"env": ["A=1"]},
+    "metadata": {"note": {"string": "x"}},
+    "base": False,
+}
+"""A device as the first version wrote it."""
+
+
+def test_claims_of_the_first_schema_are_read_with_what_they_have(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    Journal(path, MIGRATIONS[:1]).close()
+    with closing(sqlite3.connect(path)) as db:
+        row = (
+            "lever.example.com",
+            "uid-1",
+            "default",
+            "a",
+            "prepared",
+            "boot",
+            1.5,
+            json.dumps([FIRST_DEVICE]),
+            "",
+        )
+        db.execute("INSERT INTO claim VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        db.commit()
+    with opened(path) as journal:
+        (found,) = journal.records()
+        assert (found.pod_claim, found.generation) == ("", 1)
+        (device,) = found.devices
+        assert device.allocated.consumed == {"water": Quantity.parse("2Gi")}
+        assert (device.metadata, device.attributes, device.network) == ({"note": {"string": "x"}}, {}, None)
+        assert journal.told() == {("lever.example.com", "uid-1"): ""}
+
+
+def test_what_the_api_server_was_told_is_kept_with_the_claim_and_forgotten_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    with opened(path) as journal:
+        journal.insert(record("uid-1"))
+        journal.insert(record("uid-2", "device:x"))
+        driver = record().driver
+        journal.set_told({(driver, "uid-1"): "abc", (driver, "uid-3"): "gone"})
+        assert journal.told() == {(driver, "uid-1"): "abc", (driver, "uid-2"): ""}
+        assert journal.get(driver, "uid-1") == record("uid-1")
+    with opened(path) as journal:
+        assert journal.told()[driver, "uid-1"] == "abc"
+        journal.delete(driver, "uid-1")
+        journal.insert(record("uid-1"))
+        assert journal.told()[driver, "uid-1"] == ""
 
 
 def test_a_migration_that_fails_changes_nothing(tmp_path: Path) -> None:

@@ -338,6 +338,35 @@ def test_a_pool_of_another_node_is_refused(node: Node) -> None:
     assert answer == "pool 'n2/lever' is not one of this node's, which are n1/lever, n1/ratchet"
 
 
+def test_what_is_prepared_is_passed_on_with_the_claim_as_it_was_read(node: Node) -> None:
+    ref = node.claim("a", "lever-0", config=THREE)
+    node.prepare(ref)
+    ((record, obj),) = node.told
+    assert record == node.journal.get(DRIVER, ref.uid)
+    assert obj["metadata"]["uid"] == ref.uid
+    node.prepare(ref)
+    (node.files / "a.json").unlink()
+    node.prepare(ref)
+    assert [found for found, _ in node.told] == [record] * 3
+    assert [read is None for _, read in node.told] == [False, False, True]
+    node.fault("lever-1.fail")
+    node.prepare(node.claim("b", "lever-1"))
+    node.prepare(node.claim("c"))
+    node.unprepare(ref)
+    assert len(node.told) == 3
+
+
+def test_whoever_it_is_passed_on_to_cannot_fail_the_claim(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(record: object, obj: object) -> None:
+        raise RuntimeError("no")
+
+    node.engine._prepared = fail
+    assert not isinstance(node.prepare(node.claim("a", "lever-0")), str)
+    assert "is prepared, and not passed on" in caplog.text
+
+
 def test_share_ids_and_alternatives_are_answered_as_the_kubelet_wants_them(node: Node) -> None:
     (node.hardware / "tank-0").touch()
     share = result("tank-0", request="big/second", shareID="0b7f", consumedCapacity={"water": "2Gi"})

@@ -44,8 +44,9 @@ def restarted(node: Node, boot: str = "boot-1") -> Iterator[Node]:
 
 def cut_off(node: Node, ref: ClaimRef, pulled: int) -> None:
     """Leave what a daemon leaves that was killed with `pulled` of the claim's steps done."""
-    parts = requests(read_claim(node.engine._claims.get(ref, 0), ref), DRIVER, node.pools)
-    made = record(plan(parts, {"lever": {}}), ref, DRIVER, "boot-1", ())
+    claim = read_claim(node.engine._claims.get(ref, 0), ref)
+    parts = requests(claim, DRIVER, node.pools)
+    made = record(plan(parts, {"lever": {}}), claim, DRIVER, "boot-1", ())
     node.journal.insert(made)
     for n, step in made.host_steps[:pulled]:
         (node.hardware / f"pulled-{step.body['lever']}").write_text(ref.uid)
@@ -237,6 +238,11 @@ TAMPERED: dict[str, Callable[[dict[str, Any]], None]] = {
     "hold twice": lambda found: found["holds"].append(dict(found["holds"][0])),
     "no holds": change(("holds",), []),
     "no text": change(("message",), "\ud800"),
+    "pod claim": change(("pod_claim",), "../../etc"),
+    "generation": change(("generation",), 0),
+    "attribute": change(("devices", 0, "metadata", "note"), {}),
+    "attribute type": change(("devices", 0, "metadata", "note"), {"path": "x"}),
+    "network": change(("devices", 0, "network"), {"ips": 5}),
 }
 
 
