@@ -11,10 +11,10 @@ from dradriver.backend import Strict, decode
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Times = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
-Deed = Literal["vanish", "sick", "odd", "fail", "busy", "hang", "crash"]
+Deed = Literal["vanish", "sick", "odd", "unready", "fail", "busy", "hang", "crash"]
 Point = Literal["probe", "observe", "create", "unrecorded", "half", "created", "destroy", "destroyed"]
 
-_STATES = {"vanish", "sick", "odd"}
+_STATES = {"vanish", "sick", "odd", "unready"}
 
 
 class Fault(Strict, frozen=True, kw_only=True):
@@ -23,6 +23,7 @@ class Fault(Strict, frozen=True, kw_only=True):
     device    name of a device, or of the card that it is a part of; `*` and `?` stand for any letters
     does      vanish: it is not on the bus; a card loses what was created on it
               sick: it is reported unhealthy; odd: its driver answers nonsense, so it is reported unhealthy
+              unready: a GPU with binding conditions does not meet them
               fail: the operation ends with an error; busy: with one that passes by itself
               hang: the operation does not end; crash: the daemon is killed (SIGKILL) in the midst of it
     at        where the last four happen, "create" where not said:
@@ -30,7 +31,7 @@ class Fault(Strict, frozen=True, kw_only=True):
               create: before anything is made; unrecorded: made, and the daemon does not know yet
               half: after the first of two parts; created: after the last
               destroy: before anything is removed; destroyed: after that
-              Of the first three it says what starts them; nothing does where it is not said: they are there at once
+              Of the first four it says what starts them; nothing does where it is not said: they are there at once
     nth       the first time that counts, from 1 on
     times     how many times it happens; always where not said
     after     seconds until it is there: from when the script is first seen, or from what starts it

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from dradriver.backend import (
+    Binding,
     ContainerEdits,
     Mount,
     Plan,
@@ -15,11 +16,11 @@ from dradriver.backend import (
     Step,
     UnavailableError,
 )
-from dradriver.model import AttributeValue, ClaimRef, Peer, PoolContent, shown
+from dradriver.model import AttributeValue, ClaimRef, Device, Health, Peer, PoolContent, shown
 from dradriver.model.text import plain
 from dradriver_fake.backend import FakeBackend
 from dradriver_fake.boards import Placement
-from dradriver_fake.gpu_devices import GPU, MEMORY, GPUInventory, content_of, mode_of, parts_of
+from dradriver_fake.gpu_devices import FAILED, GPU, MEMORY, READY, GPUInventory, content_of, mode_of, parts_of
 from dradriver_fake.gpu_hardware import GPUHardware
 from dradriver_fake.gpu_steps import CreatePartition, UseGPU
 
@@ -64,7 +65,7 @@ class FakeGpuBackend(FakeBackend[GPUInventory]):
             board = self.gpu(facts.name).board
             wanted = options.gpu_modes.get(facts.name, options.gpu_mode)
             mode = mode_of(facts, board, wanted)
-            found.append(GPU(facts, board, mode, self.places.of(facts)))
+            found.append(GPU(facts, board, mode, options.gpu_binding, self.places.of(facts)))
         inventory = GPUInventory(tuple(found), self.script.ailments())
         for name, gpu, placement in parts_of(inventory):
             if placement and inventory.ailments.of((name,), "vanish"):
@@ -74,6 +75,13 @@ class FakeGpuBackend(FakeBackend[GPUInventory]):
     def devices(self, inventory: GPUInventory) -> PoolContent:
         """Offer them whole, as partitions or as shares."""
         return content_of(inventory)
+
+    def binding(self, device: Device, inventory: GPUInventory) -> Binding:
+        """Hold a pod up while its GPU is not ready, and give up on one that is ill."""
+        if device.health is not Health.HEALTHY:
+            return Binding(failed={FAILED: device.health_message})
+        late = inventory.ailments.of((device.name, device.physical), "unready")
+        return Binding() if late else Binding(met={READY: "the GPU is ready"})
 
     def base_edits(self, inventory: GPUInventory) -> ContainerEdits:
         """Give every container with a GPU the driver's files, and keep its own hands off."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from dradriver.model import (
     AttributeValue,
+    BindingConditions,
     Capacity,
     CounterSet,
     Device,
@@ -25,6 +26,9 @@ CUDA_VERSION = Version("13.0.0")
 
 MEMORY = "memory"
 
+READY, FAILED = "dradriver.io/GPUReady", "dradriver.io/GPUFailed"
+"""Binding conditions."""
+
 _DIMENSIONS = {
     "multiprocessors": "multiprocessors",
     "copyEngines": "copy-engines",
@@ -44,12 +48,18 @@ class GPU:
     facts: GPUDevice
     board: Board | None
     mode: GPUMode
+    binds: bool
     place: Mapping[str, AttributeValue]
 
     @property
     def name(self) -> str:
         """The name of its device."""
         return self.facts.name
+
+    @property
+    def binding(self) -> BindingConditions | None:
+        """What pods wait for before they are bound to it, or to a partition of it."""
+        return BindingConditions((READY,), (FAILED,)) if self.binds else None
 
     @property
     def placements(self) -> tuple[Placement, ...]:
@@ -140,6 +150,7 @@ def _partition(gpu: GPU, placement: Placement, ailments: Ailments) -> Device:
         attributes=odd_answers(ailments, names, attributes, "productName"),
         capacity={key: Capacity(amount) for key, amount in amounts(placement.profile).items()},
         consumes={gpu.name: _drawn(placement)},
+        binding=gpu.binding,
         **health_of(ailments, names),
     )
 
@@ -157,6 +168,7 @@ def _whole(gpu: GPU, ailments: Ailments) -> Device:
         capacity={MEMORY: Capacity(_memory(gpu), _policy() if gpu.mode == "shares" else None)},
         shared=gpu.mode == "shares",
         consumes=consumes,
+        binding=gpu.binding,
         **health_of(ailments, names),
     )
 

@@ -17,6 +17,7 @@ class FakeOptions(Strict, frozen=True, kw_only=True):
 
     node        name of a node that comes with dradriver, or absolute path of a file of facts
     directory   absolute path where the hardware is kept; `hardware` below the state directory where not said
+    gpuBinding  whether pods are bound to GPUs only once these are ready
     gpuModes, nicModes   modes of single cards by the names of their devices, as `gpu-0000-1b-00-0`
     """
 
@@ -24,6 +25,7 @@ class FakeOptions(Strict, frozen=True, kw_only=True):
     directory: str = ""
     gpu_mode: GPUMode = "partitions"
     gpu_modes: dict[str, GPUMode] = msgspec.field(default_factory=dict)
+    gpu_binding: bool = False
     nic_mode: NICMode = "vf"
     nic_modes: dict[str, NICMode] = msgspec.field(default_factory=dict)
     faults: tuple[Fault, ...] = ()

@@ -29,6 +29,7 @@ _MESSAGES = {
     "vanish": "is not on the bus",
     "sick": "is sick, as the fault script says",
     "odd": "answers oddly: what its driver tells of it makes no sense",
+    "unready": "is not ready yet, as the fault script says",
     "fail": "fails, as the fault script says",
     "busy": "is busy, as the fault script says",
 }

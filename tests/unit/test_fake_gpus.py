@@ -187,7 +187,7 @@ def test_a_partition_is_created_for_its_claim_and_destroyed_at_its_end(small: Ma
     assert environment(edits)["DRA_GPU_uid_a_0"] == instance.compute[0].uuid, (
         "known only since it was created"
     )
-    (mount,) = edits["mounts"]
+    mount, _ = edits["mounts"]  # the other is the metadata
     assert instance.compute[0].uuid in Path(mount["hostPath"]).read_text()
     base = small.specs()["base"]["devices"][0]["containerEdits"]
     assert all(Path(mount["hostPath"]).is_file() for mount in base["mounts"])
@@ -278,7 +278,14 @@ def test_memory_is_shared_until_there_is_none_left(tmp_path: Path) -> None:
         answer = made.prepare(made.claim("c", GPU, memory="1Gi"))
         assert isinstance(answer, str)
         assert "memory of device gpu-0000-43-00-0: 1Gi asked, 0 of 24Gi left" in answer
+        whole = made.claim("whole", GPU)
+        assert "is held by claim" in str(made.prepare(whole))
         for claim in (first, second):
             assert made.unprepare(claim) is None
+        assert not made.leftovers
+        assert not isinstance(made.prepare(whole), str), "as a server without shares allocates it"
+        assert [use["memory"] >> 20 for use in made.gpu.gpu(GPU).uses().values()] == [24576]
+        assert "held by claim default/whole" in str(made.prepare(first))
+        assert made.unprepare(whole) is None
         assert not made.leftovers
         assert not made.complaints

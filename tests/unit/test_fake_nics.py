@@ -40,7 +40,7 @@ def test_a_virtual_function_is_described_in_the_words_of_the_field(tmp_path: Pat
             "rdma": True,
             "driver": "mlx5_core",
             "isSriovVf": True,
-            "speed": 100_000,
+            "speed": 40_000,
             "resource.kubernetes.io/pcieRoot": "pci0000:40",
             "resource.kubernetes.io/pciBusID": "0000:44:00.3",
             "resource.kubernetes.io/numaNode": 0,
@@ -104,8 +104,8 @@ def test_bandwidth_is_shared_until_there_is_none_left(tmp_path: Path) -> None:
     with machine(tmp_path, nicMode="pf", nicModes={PF: "shares"}) as made:
         device = made.devices("nic")[PF]
         assert device.shared
-        assert str(device.capacity["bandwidth"].value) == "100G"
-        claims = [made.claim(name, PF, bandwidth=amount) for name, amount in (("a", "60G"), ("b", "40G"))]
+        assert str(device.capacity["bandwidth"].value) == "40G"
+        claims = [made.claim(name, PF, bandwidth=amount) for name, amount in (("a", "25G"), ("b", "15G"))]
         for claim in claims:
             assert not isinstance(made.prepare(claim, "nic"), str)
         words = dict(
@@ -113,11 +113,19 @@ def test_bandwidth_is_shared_until_there_is_none_left(tmp_path: Path) -> None:
             for word in environment(made.edits(claims[1], "nic")[0])["DRA_NIC_uid_b_0"].split(",")
         )
         (_, link) = made.nic.nic(PF).links().values()
-        assert words == {"ifindex": "101", "mac": link["mac"], "bandwidth": "40000000000"}
+        assert words == {"ifindex": "101", "mac": link["mac"], "bandwidth": "15000000000"}
         answer = made.prepare(made.claim("c", PF, bandwidth="1M"), "nic")
         assert isinstance(answer, str)
-        assert "bandwidth of device nic-0000-44-00-0: 1M asked, 0 of 100G left" in answer
+        assert "bandwidth of device nic-0000-44-00-0: 1M asked, 0 of 40G left" in answer
+        whole = made.claim("whole", PF)
+        assert "is held by claim" in str(made.prepare(whole, "nic"))
         for claim in claims:
             assert made.unprepare(claim, "nic") is None
+        assert not made.leftovers
+        assert not isinstance(made.prepare(whole, "nic"), str), "as a server without shares allocates it"
+        (link,) = made.nic.nic(PF).links().values()
+        assert link["bandwidth"] == 40 * 10**9
+        assert "held by claim default/whole" in str(made.prepare(claims[0], "nic"))
+        assert made.unprepare(whole, "nic") is None
         assert not made.leftovers
         assert not made.complaints
