@@ -1,6 +1,8 @@
-"""Where the slices of this node are published: manifests in a directory, kept as they should be."""
+"""Where the slices of this node are published, and kept as they should be: at the API server, or in a directory."""
 
 from dradriver.publish.api import Publisher, PublishResult
+from dradriver.publish.apiserver import ApiPublisher
+from dradriver.publish.errors import PublishError
 from dradriver.publish.files import FilePublisher
 
-__all__ = ["FilePublisher", "PublishResult", "Publisher"]
+__all__ = ["ApiPublisher", "FilePublisher", "PublishError", "PublishResult", "Publisher"]

@@ -82,7 +82,12 @@ class FilePublisher:
             self._kept[driver, named.kind] = kept
             written, removed = self._reconcile(kept)
         return PublishResult(
-            tuple(written), tuple(removed), wanted.left_out, wanted.reductions, wanted.warnings
+            tuple(written),
+            tuple(removed),
+            wanted.left_out,
+            wanted.reductions,
+            wanted.warnings,
+            offered=wanted.offered,
         )
 
     def verify(self) -> PublishResult:
