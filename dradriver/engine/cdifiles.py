@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 
 RECORD = "dradriver.io/record"
 
+MARKER = "DRADRIVER_"
+"""How the variables begin that name a container's claims."""
+
 
 class CDIFiles:
     """The files of this daemon's drivers in one CDI directory."""
@@ -192,15 +195,19 @@ def _device_name(record: Record, index: int) -> str:
     return f"{record.ref.uid}-{index}"
 
 
-def _marker(record: Record, index: int) -> ContainerEdits:
-    """Return the variable by which a container is known to use the claim, where the runtime does not say.
+def marker(driver: str, uid: str, index: int) -> str:
+    """Return the variable by which a container is known to use device `index` of a claim.
 
-    Runtimes tell NRI plugins the CDI devices of a container from NRI 0.10 on only. It also keeps a device that needs no
-    other edit valid: CDI wants at least one.
+    Runtimes tell NRI plugins the CDI devices of a container from NRI 0.10 on only.
     """
-    name = f"DRADRIVER_{record.driver}_{record.ref.uid}_{index}".upper()
-    key = "".join(char if char.isalnum() else "_" for char in name)
-    return ContainerEdits(env=(f"{key}={record.devices[index].allocated.device}",))
+    name = f"{MARKER}{driver}_{uid}_{index}".upper()
+    return "".join(char if char.isalnum() else "_" for char in name)
+
+
+def _marker(record: Record, index: int) -> ContainerEdits:
+    """Return the edit that sets the marker. It also keeps a device valid that needs no other: CDI wants at least one."""
+    name = marker(record.driver, record.ref.uid, index)
+    return ContainerEdits(env=(f"{name}={record.devices[index].allocated.device}",))
 
 
 def _base_name(driver: str) -> str:

@@ -141,6 +141,11 @@ class JournalView:
         devices = [device for (body,) in rows for device in decode_json(body, tuple[DeviceRecord, ...])]
         return frozenset((device.allocated.pool, device.allocated.device) for device in devices)
 
+    def states(self) -> list[tuple[str, str, float, str]]:
+        """Return driver, UID, the time when it was journalled, and the state of each claim."""
+        with self._reading() as db:
+            return db.execute("SELECT driver, uid, created, state FROM claim").fetchall()
+
     def counts(self) -> dict[str, int]:
         """Return the number of claims of each driver that has any."""
         with self._reading() as db:

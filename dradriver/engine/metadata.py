@@ -185,23 +185,39 @@ def _requests(record: Record) -> Iterator[str]:
 
 
 def _replace(directory: Path, content: bytes) -> None:
-    """Make the file of a directory hold that content. A file that does is left alone, since containers mount it."""
+    """Make the file of a directory hold that content. A file that does is left alone, since containers mount it.
+
+    In a new directory it is written in its place: nothing mounts it before the claim's CDI file is there.
+    """
     path = directory / FILE_NAME
     if _content(path) == content:
         return
-    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-    temporary = directory / TEMPORARY
+    new = _made(directory)
+    written = path if new else directory / TEMPORARY
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with os.fdopen(os.open(temporary, flags, 0o644), "wb") as file:
+        with os.fdopen(os.open(written, flags, 0o644), "wb") as file:
             os.fchmod(file.fileno(), 0o644)
             file.write(content)
-        temporary.replace(path)
+        if not new:
+            written.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
-            temporary.unlink()
+            written.unlink()
         # The temporary name says nothing to people, and the error of a full disk has no name at all.
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _made(directory: Path) -> bool:
+    """Make a directory, with those above it; return whether it was not there before."""
+    try:
+        directory.mkdir(mode=0o755)
+    except FileNotFoundError:
+        directory.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        return _made(directory)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _content(path: Path) -> bytes | None:
@@ -232,7 +248,12 @@ def _names(directory: Path) -> list[str]:
 
 def _remove(path: Path) -> None:
     """Remove a file, or a directory with all that is in it."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
+    if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
+        return
+    try:
+        # What there is as a rule.
+        (path / FILE_NAME).unlink(missing_ok=True)
+        path.rmdir()
+    except OSError:
+        shutil.rmtree(path)

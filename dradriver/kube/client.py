@@ -52,6 +52,7 @@ class _Request:
     query: Mapping[str, str] | None = None
     body: Any = None
     content_type: str = _JSON
+    urgent: bool = False
 
     @property
     def target(self) -> str:
@@ -78,7 +79,7 @@ class Client:
         clock: Clock = SYSTEM,
         observed: Observed = _unobserved,
     ) -> None:
-        """`qps` requests a second are sent, after `burst` at once. `observed` must not raise."""
+        """`qps` requests a second are sent, after `burst` at once, beside urgent ones. `observed` must not raise."""
         self.clock = clock
         self._connection = connection
         self._headers = {"User-Agent": user_agent or default_user_agent(), "Accept": _JSON}
@@ -100,9 +101,13 @@ class Client:
         *,
         deadline: float | None = None,
         stop: threading.Event | None = None,
+        urgent: bool = False,
     ) -> Any:
-        """Return an object. Where `stop` is set meanwhile, StoppedError comes at once."""
-        return self._exchange(_Request("get", "GET", path, query), deadline, stop)
+        """Return an object. Where `stop` is set meanwhile, StoppedError comes at once.
+
+        urgent   somebody waits, whose calls are limited already: it does not count as one of the requests a second
+        """
+        return self._exchange(_Request("get", "GET", path, query, urgent=urgent), deadline, stop)
 
     def list(
         self,
@@ -245,7 +250,8 @@ class Client:
             headers["Content-Type"] = request.content_type
             body = msgspec.json.encode(request.body)
         transport = self._transport_of(access)
-        self._rate.take(limits)
+        if not request.urgent:
+            self._rate.take(limits)
         began, code = self.clock.now(), 0
         try:
             response = transport.send(request.method, request.target, headers, body, limits)

@@ -298,3 +298,13 @@ def test_a_body_that_large_goes_through() -> None:
 def test_outside_of_a_pod_there_are_no_credentials_of_one(tmp_path: Path) -> None:
     with pytest.raises(KubeError, match="not in a pod"):
         in_cluster(tmp_path, {})
+
+
+def test_an_urgent_request_does_not_wait_for_its_turn() -> None:
+    answer: Answer = lambda _, wire: wire.send(thing("n1", 7))  # noqa: E731
+    with serving(answer, qps=0.001, burst=1) as (server, client):
+        for urgent in (True, False, True):
+            client.get(NODE, urgent=urgent)
+        with pytest.raises(UnreachableError, match="not sent"):
+            client.get(NODE, deadline=soon(client, 5))
+        assert len(server.requests) == 3

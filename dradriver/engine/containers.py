@@ -1,0 +1,185 @@
+"""What the containers of prepared claims get from the container runtime, as the journal knows it."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from dradriver.backend import BackendError, ContainerAdjustment, ContainerStep, Phase, UnavailableError
+from dradriver.engine.cdifiles import marker
+from dradriver.engine.journal import JournalView
+from dradriver.engine.locks import Key
+from dradriver.engine.pools import Pools
+from dradriver.engine.records import Record, State, StepRecord, restore_step
+from dradriver.host import CPUSet
+from dradriver.model import ClaimRef
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerClaim:
+    """One claim, for its containers.
+
+    adjustments   device number -> what its steps give each container that uses the device
+    cpus          all CPUs that its containers get: nobody else's containers run there while the claim is journalled
+    unknown       why the adjustments are not known; empty where they are
+    """
+
+    driver: str
+    ref: ClaimRef
+    state: State
+    devices: int
+    adjustments: Mapping[int, tuple[ContainerAdjustment, ...]]
+    cpus: CPUSet
+    unknown: str = ""
+
+
+def container_claim(record: Record, pools: Pools) -> ContainerClaim:
+    """Return what a record's container steps come to."""
+    adjustments: dict[int, tuple[ContainerAdjustment, ...]] = {}
+    cpus, unknown = CPUSet(), ""
+    for stored in record.steps:
+        if stored.phase is not Phase.CONTAINER:
+            continue
+        try:
+            step = _container_step(stored, pools)
+            adjustment = step.adjustment()
+            cpus |= CPUSet.parse(adjustment.cpus)
+        except (BackendError, ValueError) as error:
+            unknown = str(error)
+            continue
+        adjustments[step.index] = (*adjustments.get(step.index, ()), adjustment)
+    return ContainerClaim(
+        record.driver, record.ref, record.state, len(record.devices), adjustments, cpus, unknown
+    )
+
+
+def _container_step(stored: StepRecord, pools: Pools) -> ContainerStep[object]:
+    pool = pools.of_kind(stored.backend)
+    if pool is None:
+        raise UnavailableError(f"backend {stored.backend} is not configured")
+    step = restore_step(pool.backend, stored)
+    if not isinstance(step, ContainerStep):
+        raise UnavailableError(f"step {stored.type} is not one of containers")
+    return step
+
+
+def combined(adjustments: Iterable[ContainerAdjustment]) -> ContainerAdjustment:
+    """Return what a container gets that is due all of these.
+
+    CPUs are added up, and limits of huge pages; of other limits the highest counts. Memory nodes are added up too, where
+    those that come without CPUs know better than those that are only the nearest to some CPUs. Raises ValueError where two
+    want different things.
+    """
+    everything = tuple(adjustments)
+    bound = [one.mems for one in everything if one.mems and not one.cpus]
+    mems = bound or [one.mems for one in everything]
+    pages: dict[str, int] = {}
+    limits: dict[str, int] = {}
+    unified: dict[str, str] = {}
+    env: dict[str, str] = {}
+    for one in everything:
+        for size, limit in one.hugepage_limits.items():
+            pages[size] = pages.get(size, 0) + limit
+        for kind, limit in one.rlimits.items():
+            limits[kind] = max(limits.get(kind, 0), limit)
+        _merge(unified, one.unified, "file")
+        _merge(env, one.env, "variable")
+    return ContainerAdjustment(
+        cpus=_union(one.cpus for one in everything),
+        mems=_union(mems),
+        hugepage_limits=pages,
+        unified=unified,
+        env=env,
+        devices=tuple({node.path: node for one in everything for node in one.devices}.values()),
+        rlimits=limits,
+    )
+
+
+def _union(lists: Iterable[str]) -> str:
+    found = CPUSet()
+    for text in lists:
+        found |= CPUSet.parse(text)
+    return str(found)
+
+
+def _merge(into: dict[str, str], more: Mapping[str, str], what: str) -> None:
+    for name, value in more.items():
+        if into.setdefault(name, value) != value:
+            raise ValueError(f"two devices of the container want different things of {what} {name}")
+
+
+class ContainerClaims:
+    """The claims of the journal, for their containers. Not thread-safe.
+
+    What a claim's containers get stands when it is journalled, so a claim is read once.
+    """
+
+    def __init__(self, journal: JournalView, pools: Pools) -> None:
+        """Read through a view of its own: it sees what is committed, and waits for nobody who writes."""
+        self._journal = journal
+        self._pools = pools
+        self._rows: list[tuple[str, str, float, str]] = []
+        self._created: dict[Key, float] = {}
+        self._claims: dict[Key, ContainerClaim] = {}
+        self._markers: dict[str, tuple[Key, int]] = {}
+        self._cpus: CPUSet | None = CPUSet()
+
+    def refresh(self) -> bool:
+        """Bring everything up to date; return whether there is anything new. Raises JournalError."""
+        rows = self._journal.states()
+        if rows == self._rows:
+            return False
+        now = {(driver, uid): (created, State(state)) for driver, uid, created, state in rows}
+        for key, created in list(self._created.items()):
+            if key not in now or now[key][0] != created:
+                self._forget(key)
+        for key, (created, state) in now.items():
+            if key not in self._created:
+                self._learn(key, created)
+            elif self._claims[key].state is not state:
+                self._claims[key] = replace(self._claims[key], state=state)
+        self._rows = rows
+        return True
+
+    def _learn(self, key: Key, created: float) -> None:
+        record = self._journal.get(*key)
+        if record is None:
+            return
+        claim = container_claim(record, self._pools)
+        if claim.unknown:
+            log.error(
+                "what the containers of claim %s of %s get is not known: %s",
+                claim.ref,
+                claim.driver,
+                claim.unknown,
+            )
+        self._created[key] = created
+        self._claims[key] = claim
+        self._markers.update({marker(*key, index): (key, index) for index in range(claim.devices)})
+        self._cpus = None
+
+    def _forget(self, key: Key) -> None:
+        del self._created[key]
+        claim = self._claims.pop(key)
+        for index in range(claim.devices):
+            self._markers.pop(marker(*key, index), None)
+        self._cpus = None
+
+    def get(self, driver: str, uid: str) -> ContainerClaim | None:
+        """Return a claim, None where it is not journalled."""
+        return self._claims.get((driver, uid))
+
+    def marked(self, variable: str) -> tuple[ContainerClaim, int] | None:
+        """Return the claim, and the number of its device, whose CDI edit sets that variable."""
+        found = self._markers.get(variable)
+        return (self._claims[found[0]], found[1]) if found else None
+
+    @property
+    def cpus(self) -> CPUSet:
+        """The CPUs of all claims together."""
+        if self._cpus is None:
+            self._cpus = CPUSet()
+            for claim in self._claims.values():
+                self._cpus |= claim.cpus
+        return self._cpus
