@@ -48,7 +48,11 @@ class Node:
         self._logs = 0
 
     def start(
-        self, config: str = "", instance: str = "", environment: Mapping[str, str] | None = None
+        self,
+        config: str = "",
+        instance: str = "",
+        environment: Mapping[str, str] | None = None,
+        kubeconfig: Path | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start a daemon; return at once."""
         (self.directory / "config.yaml").write_text(config)
@@ -56,6 +60,7 @@ class Node:
         log = (self.directory / f"log-{self._logs}").open("wb")
         arguments = [sys.executable, "-m", "dradriver.daemon"]
         arguments += ["--dir", str(self.directory), "--config", str(self.directory / "config.yaml")]
+        arguments += ["--kubeconfig", str(kubeconfig)] if kubeconfig else []
         variables = {"NODE_NAME": NODE, **({"POD_UID": instance} if instance else {}), **(environment or {})}
         process = subprocess.Popen(
             arguments, env={**os.environ, **variables}, stderr=log, stdout=log, stdin=subprocess.DEVNULL
@@ -138,9 +143,9 @@ def node() -> Iterator[Node]:
         shutil.rmtree(directory)
 
 
-def kubelet(of: Node) -> Kubelet:
+def kubelet(of: Node, call_seconds: float = 45.0) -> Kubelet:
     """Return a small kubelet of that node."""
-    return Kubelet(of.kubelet_root)
+    return Kubelet(of.kubelet_root, call_seconds)
 
 
 def terminate(process: subprocess.Popen[bytes]) -> float:

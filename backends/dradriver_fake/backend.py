@@ -25,19 +25,25 @@ class FakeBackend(Backend[I, NoOptions]):
         self.hardware = Hardware(host.root)
         self.script = Script(self.hardware)
         self.places = Places(host, self.hardware)
+        self._looked_at: object = None
 
     def watch(self, stop: threading.Event, changed: Callable[[str], None]) -> None:
         """Look for faults that come or go, and for devices that are pulled out or put in.
 
-        What changed before this began was not seen, so it begins with a call.
+        What changed before this began was not seen, so it begins with a call. And what a probe has met may be gone
+        before it is noticed here: all is as at the last look then, but not as the probe saw it.
         """
-        last: object = None
+        last: tuple[object, object] = None, None
         while not stop.is_set():
-            now = self._signature()
-            if now != last:
-                last = now
+            now, probed = self._signature(), self._looked_at
+            if now != last[0] or (now != probed and probed != last[1]):
                 changed("the fault script or the hardware directory changed")
+            last = now, probed
             stop.wait(POLL_SECONDS)
+
+    def begin_probe(self) -> None:
+        """Note what there is to be seen by a probe that begins."""
+        self._looked_at = self._signature()
 
     def _signature(self) -> object:
         return self.script.signature(), tuple(self.hardware.present(kind) for kind in KINDS)

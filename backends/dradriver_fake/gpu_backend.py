@@ -56,6 +56,7 @@ class FakeGpuBackend(FakeBackend[GPUInventory]):
 
     def probe(self) -> GPUInventory:
         """Read which GPUs are on the bus, and what the fault script says of them."""
+        self.begin_probe()
         options = self.hardware.options
         found = []
         for facts in self.hardware.facts.gpus:

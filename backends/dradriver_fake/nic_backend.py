@@ -55,6 +55,7 @@ class FakeNicBackend(FakeBackend[NICInventory]):
 
     def probe(self) -> NICInventory:
         """Read which functions are on the bus, and what the fault script says of them."""
+        self.begin_probe()
         facts = self.hardware.facts
         options = self.hardware.options
         functions: dict[str, PCIFunction] = {function.bdf: function for function in facts.functions()}

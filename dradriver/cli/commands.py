@@ -13,6 +13,7 @@ from dradriver.cli.inspect import check, replay, snapshot, topology
 from dradriver.cli.kubelet import kubelet
 from dradriver.cli.lookup import find_claim
 from dradriver.cli.output import Output, output_option, plain, print_table, show
+from dradriver.cli.sim import sim
 from dradriver.cli.views import claim_view, device_rows, device_view, plan_tables, plan_view, print_claims
 from dradriver.engine import HeldError, dry_run
 from dradriver.publish.manifest import manifest
@@ -129,7 +130,8 @@ def slices(node: Node, output: Output) -> None:
 def plan(node: Node, claim: str, output: Output) -> None:
     """Show what preparing CLAIM would do on this node; nothing of it is done.
 
-    CLAIM is a file with an allocated ResourceClaim, or the name of one in the claims directory.
+    CLAIM is a file with an allocated ResourceClaim, or the name of one: at the API server where the configuration names
+    one, else in the claims directory.
     """
     obj = find_claim(node, claim)
     view = node.journal()
@@ -168,3 +170,4 @@ cli.add_command(topology)
 cli.add_command(check)
 cli.add_command(snapshot)
 cli.add_command(replay)
+cli.add_command(sim)

@@ -115,16 +115,21 @@ def prepare(
 ) -> None:
     """Prepare CLAIM, or a new claim for the named devices, with every driver that is concerned.
 
-    CLAIM is a file with an allocated ResourceClaim, or the name of one in the claims directory. A driver that runs
-    without a cluster reads claims from that directory, so a file is put there, and taken away by unprepare.
+    CLAIM is a file with an allocated ResourceClaim, or the name of one: at the API server where the configuration names
+    one, else in the claims directory. A driver that runs without a cluster reads claims from that directory, so a
+    file is put there, and taken away by unprepare.
     """
     if bool(claim) == bool(devices):
         raise Misuse("either CLAIM or --device is expected")
+    if devices and node.settings.kubernetes:
+        raise Misuse(
+            "--device: the driver reads claims from the API server: name one that is there, or use dradriver sim"
+        )
     made = None
     if claim:
         obj = find_claim(node, claim)
         ref, drivers = _drivers(obj)
-        if Path(claim).is_file() and node.settings.claims.is_dir():
+        if Path(claim).is_file() and node.settings.claims.is_dir() and not node.settings.kubernetes:
             made = _put(node, ref, obj)
     else:
         obj, made = _new_claim(node, name, namespace, devices, parameters)

@@ -5,12 +5,13 @@ from typing import Any
 
 from dradriver.claims import DirectoryClaims
 from dradriver.claims.directory import MAX_FILE
-from dradriver.cli.context import Node, fail
+from dradriver.cli.context import Misuse, Node, fail
 from dradriver.documents import read_documents
+from dradriver.model.names import check_label, check_subdomain
 
 
 def find_claim(node: Node, text: str) -> Any:
-    """Return the claim object of a file, or of `[namespace/]name` in the claims directory."""
+    """Return the claim object of a file, or of `[namespace/]name` at the API server or in the claims directory."""
     path = Path(text)
     try:
         if path.exists() and not path.is_dir():
@@ -23,9 +24,30 @@ def find_claim(node: Node, text: str) -> Any:
     except ValueError as error:
         fail(f"{text}: {error}")
     namespace, _, name = text.rpartition("/")
-    wanted = (namespace or "default", name)
+    namespace = namespace or "default"
+    if node.settings.kubernetes:
+        return _at_the_server(node, namespace, name)
     claims = DirectoryClaims(node.settings.claims).all()
-    obj = next((obj for ref, obj in claims if (ref.namespace, ref.name) == wanted), None)
+    obj = next((obj for ref, obj in claims if (ref.namespace, ref.name) == (namespace, name)), None)
     if obj is None:
         fail(f"{text}: no such file, and no such claim in {node.settings.claims}")
     return obj
+
+
+def _at_the_server(node: Node, namespace: str, name: str) -> Any:
+    from dradriver.kube import Client, KubeError, claim_path, connect
+
+    try:
+        check_label(namespace, "namespace")
+        check_subdomain(name, "claim name")
+    except ValueError as error:
+        raise Misuse(str(error)) from None
+    try:
+        settings = node.settings
+        client = Client(connect(settings.kubeconfig, settings.context, settings.service_account))
+        try:
+            return client.get(claim_path(namespace, name))
+        finally:
+            client.close()
+    except KubeError as error:
+        fail(f"{namespace}/{name}: no such file; at the API server: {error}")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from dradriver.backend import ConfigError, decode
 from dradriver.config.standin import StandIn, find_stand_in
 from dradriver.config.types import (
@@ -14,6 +16,7 @@ from dradriver.config.types import (
     Config,
     Kubernetes,
     Log,
+    Nri,
     Standalone,
     default_drivers,
 )
@@ -31,12 +34,28 @@ class SettingsError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Runtime:
+    """How the container runtime is worked with.
+
+    join     whether it is connected
+    needed   whether what only it can do is refused while it cannot be asked; not so where no runtime is expected
+    index    its place among the runtime's plugins, two digits
+    """
+
+    join: bool
+    needed: bool
+    socket: Path
+    index: str
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """The configuration with every path absolute and every default filled in.
 
     instance     tells the daemons of one node apart while one replaces the other: the pod's UID, None outside a pod
     kubernetes   how to reach the API server; None where claims and slices are files
-    metrics      `host:port` at which Prometheus metrics are served; empty where they are not
+    runtime      how the container runtime is worked with
+    metrics      host and port at which Prometheus metrics are served; None where they are not
     stand_in     the node in place of this host, whose root `host_root` then is
     """
 
@@ -53,9 +72,10 @@ class Settings:
     rescan_seconds: int
     log: Log
     source: str
+    runtime: Runtime
     kubernetes: Kubernetes | None = None
     device_metadata: bool = True
-    metrics: str = ""
+    metrics: tuple[str, int] | None = None
     stand_in: StandIn | None = None
 
     @property
@@ -64,23 +84,45 @@ class Settings:
         return self.state / "journal.db"
 
     @property
+    def kubeconfig(self) -> Path | None:
+        """The kubeconfig file; None where there is no API server, or the pod's service account is used."""
+        return Path(self.kubernetes.kubeconfig) if self.kubernetes and self.kubernetes.kubeconfig else None
+
+    @property
+    def service_account(self) -> Path:
+        """The directory of the pod's service account."""
+        return Path((self.kubernetes or Kubernetes()).service_account)
+
+    @property
+    def context(self) -> str:
+        """The context of the kubeconfig; empty for its current one."""
+        return self.kubernetes.context if self.kubernetes else ""
+
+    @property
     def lock(self) -> Path:
         """The lock that the active instance holds."""
         return self.state / "serialize.lock"
 
 
 def load(
-    path: Path | None, directory: Path | None = None, environment: Mapping[str, str] = os.environ
+    path: Path | None,
+    directory: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+    kubeconfig: Path | None = None,
 ) -> Settings:
     """Return the settings. Raises SettingsError.
 
     path         the configuration file; None for all defaults
     directory    keeps everything, sockets included, below one directory instead of the system's places
     environment  NODE_NAME, POD_UID
+    kubeconfig   works with the API server that this file names, whatever the configuration says of it
     """
     source = str(path) if path else "configuration"
     try:
         config = decode(Config, _read(path) if path else {}, "$")
+        if kubeconfig:
+            named = replace(config.kubernetes or Kubernetes(), kubeconfig=str(kubeconfig))
+            config = replace(config, kubernetes=named)
         return _settings(config, directory, environment, source)
     except ConfigError as error:
         where = error.path.removeprefix("$").lstrip(".")
@@ -129,9 +171,10 @@ def _settings(
         rescan_seconds=config.rescan_seconds,
         log=config.log,
         source=source,
-        kubernetes=config.kubernetes,
+        runtime=_runtime(config.nri, directory, own=directory is not None or stand_in is not None),
+        kubernetes=_kubernetes(config.kubernetes),
         device_metadata=config.device_metadata,
-        metrics=config.metrics.address,
+        metrics=_address(config.metrics.address, "metrics.address"),
         stand_in=stand_in,
     )
 
@@ -164,6 +207,29 @@ def _absolute(value: str, path: str) -> Path:
     return Path(value)
 
 
+def _kubernetes(kubernetes: Kubernetes | None) -> Kubernetes | None:
+    if kubernetes and kubernetes.kubeconfig:
+        _absolute(kubernetes.kubeconfig, "kubernetes.kubeconfig")
+    if kubernetes:
+        _absolute(kubernetes.service_account, "kubernetes.serviceAccount")
+    if kubernetes and kubernetes.context and not kubernetes.kubeconfig:
+        raise ConfigError("kubernetes.context", "a context is one of a kubeconfig: name the file too")
+    return kubernetes
+
+
+def _runtime(nri: Nri, directory: Path | None, *, own: bool) -> Runtime:
+    """`own` says that the daemon is by itself: no container of a runtime uses what it prepares."""
+    socket = _absolute(nri.socket, "nri.socket")
+    if len(nri.index) != 2 or not (nri.index.isascii() and nri.index.isdigit()):
+        raise ConfigError("nri.index", f"two digits are expected, as 50, found {shown(nri.index)}")
+    return Runtime(
+        join=not own if nri.enabled == "auto" else nri.enabled,
+        needed=not own or nri.enabled is True,
+        socket=directory / "nri.sock" if directory else socket,
+        index=nri.index,
+    )
+
+
 def _standalone(standalone: Standalone, name: str, base: Path) -> Path:
     value = getattr(standalone, name)
     return _absolute(value, f"standalone.{name}") if value else base / name
@@ -186,3 +252,15 @@ def _drivers(config: Config, stand_in: StandIn | None) -> tuple[tuple[str, tuple
                 raise ConfigError(f"{path}.backends", f"{shown(backend)} already serves {seen[backend]}")
             seen[backend] = driver.name
     return tuple((driver.name, driver.backends) for driver in drivers)
+
+
+def _address(text: str, path: str) -> tuple[str, int] | None:
+    """Return host and port of `host:port`, `[v6]:port`, or `:port` for all addresses."""
+    if not text:
+        return None
+    host, colon, port = text.rpartition(":")
+    number = int(port) if port.isascii() and port.isdigit() and len(port) < 6 else 0
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not 0 < number < 65536 or (":" in host and not bracketed):
+        raise ConfigError(path, f"host:port is expected, as 127.0.0.1:9155 or :9155, found {shown(text)}")
+    return (host[1:-1] if bracketed else host) or "::", number

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
-        settings = load(options.config, options.dir)
+        settings = load(options.config, options.dir, kubeconfig=options.kubeconfig)
         set_up(settings.log)
         daemon = Daemon(settings)
     except SettingsError as error:
@@ -90,6 +90,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         default=environment.get("DRADRIVER_DIR") or None,
         help="keep everything, sockets included, below DIR instead of the system's places [env: DRADRIVER_DIR]",
+    )
+    parser.add_argument(
+        "--kubeconfig",
+        type=lambda text: Path(text).absolute(),
+        metavar="FILE",
+        default=environment.get("DRADRIVER_KUBECONFIG") or None,
+        help="work with the API server that this kubeconfig names [env: DRADRIVER_KUBECONFIG]",
     )
     return parser
 

@@ -40,13 +40,20 @@ class Gate:
     Either instance may get any call during a rolling update, so that one which comes too early is not an error.
     """
 
-    def __init__(self, active: Callable[[], bool], unprepared: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        active: Callable[[], bool],
+        unprepared: Callable[[str], None],
+        called: Callable[[str, str, float, int], None] | None = None,
+    ) -> None:
         """Make a closed gate.
 
         active       asked before each call: whether this instance is still the only one
         unprepared   told of each driver whose claims were unprepared
+        called       told of each call: driver, "prepare" or "unprepare", seconds, number of claims that failed
         """
         self._active = active
+        self._called = called
         self._unprepared = unprepared
         self._changed = threading.Condition()
         self._engine: Engine | None = None
@@ -82,20 +89,35 @@ class Gate:
         self, driver: str, claims: Sequence[ClaimRef], deadline: float
     ) -> Mapping[str, tuple[PreparedDevice, ...] | str]:
         """Prepare the claims as Engine.prepare does, once this instance is active."""
+        began = time.monotonic()
         engine = self._wait(deadline)
+        answers: Mapping[str, tuple[PreparedDevice, ...] | str]
         if engine is None:
-            return {claim.uid: f"not prepared: {self._reason}" for claim in claims}
-        return engine.prepare(driver, claims, deadline)
+            answers = {claim.uid: f"not prepared: {self._reason}" for claim in claims}
+        else:
+            answers = engine.prepare(driver, claims, deadline)
+        self._count(driver, "prepare", began, answers)
+        return answers
 
     def unprepare(self, driver: str, claims: Sequence[ClaimRef], deadline: float) -> Mapping[str, str | None]:
         """Undo the claims as Engine.unprepare does, once this instance is active."""
+        began = time.monotonic()
         engine = self._wait(deadline)
+        answers: Mapping[str, str | None]
         if engine is None:
-            return {claim.uid: f"not unprepared: {self._reason}" for claim in claims}
-        try:
-            return engine.unprepare(driver, claims, deadline)
-        finally:
-            self._unprepared(driver)
+            answers = {claim.uid: f"not unprepared: {self._reason}" for claim in claims}
+        else:
+            try:
+                answers = engine.unprepare(driver, claims, deadline)
+            finally:
+                self._unprepared(driver)
+        self._count(driver, "unprepare", began, answers)
+        return answers
+
+    def _count(self, driver: str, call: str, began: float, answers: Mapping[str, object]) -> None:
+        if self._called:
+            failed = sum(isinstance(answer, str) for answer in answers.values())
+            self._called(driver, call, time.monotonic() - began, failed)
 
     def _wait(self, deadline: float) -> Engine | None:
         end = min(deadline, time.monotonic() + PATIENCE_SECONDS) if self._failed else deadline

@@ -4,27 +4,49 @@ import logging
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dradriver.claims import DirectoryClaims
 from dradriver.config import Settings, load_backends
 from dradriver.daemon.active import Gate, acquire
+from dradriver.daemon.complaint import Complaint
+from dradriver.daemon.facts import Facts
 from dradriver.daemon.health import device_states
+from dradriver.daemon.publishing import Publishing
+from dradriver.daemon.report import Report, Reporter
 from dradriver.daemon.supervisor import Supervisor
+from dradriver.daemon.surroundings import surroundings
 from dradriver.daemon.watch import PoolWatch
-from dradriver.engine import CDIFiles, Engine, Journal, JournalError, Pool, Pools, open_journal
+from dradriver.engine import (
+    CDIFiles,
+    Engine,
+    Journal,
+    JournalError,
+    MetadataFiles,
+    Pool,
+    Pools,
+    open_journal,
+)
 from dradriver.filelock import FileLock
 from dradriver.host import Host
 from dradriver.kubelet import HealthBoard, Plugin, SocketPaths, remove_dead
-from dradriver.publish import FilePublisher
 from dradriver_cdi import Store
+
+if TYPE_CHECKING:
+    from dradriver.daemon.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 4.0
 """From the signal to the end; running calls get most of it."""
 
-VERIFY_SECONDS = 1.0
-"""How often the published slices are compared with what should be there."""
+WITHDRAW_SECONDS = 5.0
+"""How long the stop waits, where the slices are to be deleted, for the API server."""
+
+LOOP_SECONDS = 1.0
+"""How long the loops get to end by themselves, before the connections to the API server are cut."""
+
+GUARD_SECONDS = 1.0
+"""How often the daemon sees after its own state, and tells of its publishing."""
 
 FIRST_PROBE_SECONDS = 5.0
 """How long recovery waits for hardware that is slow to answer before it goes on without."""
@@ -38,7 +60,8 @@ class Daemon:
         self.settings = settings
         self.pools = Pools(settings.node, load_backends(settings))
         self._lock = FileLock(settings.lock)
-        self.gate = Gate(self._is_alone, self._report_if_gone)
+        self._metrics = self._made_metrics()
+        self.gate = Gate(self._is_alone, self._report_if_gone, self._metrics.call if self._metrics else None)
         self.health = HealthBoard()
         self.ended = threading.Event()
         self.failed = ""
@@ -47,11 +70,26 @@ class Daemon:
         self._journal: Journal | None = None
         self._watches = [PoolWatch(pool, settings.rescan_seconds, self._seen) for pool in self.pools.all]
         self._plugins: list[Plugin] = []
-        self._publisher = FilePublisher(settings.slices)
-        self._unpublished = {pool.name for pool in self.pools.all}
-        self._unpublished_changed = threading.Event()
-        self._remarks: dict[str, tuple[str, ...]] = {}
-        self._troubles: list[str] = []
+        self._around = surroundings(
+            settings,
+            self.pools,
+            self._wake_publishing,
+            self._metrics.request if self._metrics else _unobserved,
+        )
+        self.publishing = Publishing(
+            self.pools.all,
+            self._around.publisher,
+            settings.node,
+            self._around.told,
+            binding=self._around.binds,
+        )
+        self._reporter = Reporter(settings.state)
+        self._reporting = Complaint(
+            log,
+            "the report for `dradriver check` cannot be written",
+            "the report for `dradriver check` is written",
+            logging.WARNING,
+        )
         self._in_use: dict[str, frozenset[tuple[str, str]]] = {}
 
     def start(self) -> None:
@@ -71,6 +109,8 @@ class Daemon:
             log.info("%s is served at %s", path.driver, path.service)
         self._supervisor.start("becoming active", self._activate)
         self._supervisor.start("state", self._guard_state)
+        if self._metrics and self.settings.metrics:
+            self._supervisor.start("metrics", self._metrics.serving(*self.settings.metrics))
 
     def stop(self) -> list[str]:
         """Stop within STOP_SECONDS; return the names of loops that did not end."""
@@ -85,10 +125,19 @@ class Daemon:
             thread.start()
         for watch in self._watches:
             watch.wake()
-        self._unpublished_changed.set()
+        self.publishing.wake()
         for thread in stopping:
             thread.join(max(0.0, deadline - 0.5 - time.monotonic()))
-        left = self._supervisor.end(max(0.1, deadline - 0.4 - time.monotonic()))
+        left = self._supervisor.end(max(0.1, min(LOOP_SECONDS, deadline - 0.8 - time.monotonic())))
+        kubernetes = self.settings.kubernetes
+        if self.gate.engine and kubernetes and kubernetes.withdraw_at_stop:
+            withdrawing = threading.Thread(target=self.publishing.withdraw, daemon=True)
+            withdrawing.start()
+            withdrawing.join(WITHDRAW_SECONDS)
+        # What waits for an API server that does not answer ends by this.
+        self._around.close()
+        if left:
+            left = self._supervisor.end(max(0.4, deadline - 0.4 - time.monotonic()))
         if self.gate.engine:
             self.gate.engine.close()
         # Another process may hold the journal, and a vendor library may hang: neither holds the end up.
@@ -109,7 +158,7 @@ class Daemon:
         try:
             if not acquire(self._lock, stop):
                 return
-            engine = self._recovered()
+            engine, journal = self._recovered()
         except Exception as error:
             self.gate.explain(str(error) or type(error).__name__)
             self._lock.release()
@@ -120,7 +169,9 @@ class Daemon:
         self.gate.open(engine)
         log.info("active on node %s", self.settings.node)
         self._supervisor.start("settle", engine.run)
-        self._supervisor.start("publish", self._publish)
+        self._supervisor.start("publish", self.publishing.run)
+        for name, run in self._around.loops(journal):
+            self._supervisor.start(name, run)
         self._supervisor.start("dead sockets", self._remove_dead)
 
     def _journal_files(self) -> tuple[Path, ...]:
@@ -138,11 +189,40 @@ class Daemon:
 
     def _guard_state(self, stop: threading.Event) -> None:
         """End the daemon where its state is gone from under it: another instance cannot see that this one lives."""
-        while not stop.wait(VERIFY_SECONDS):
+        while not stop.wait(GUARD_SECONDS):
             if self.gate.engine and not self._is_alone():
                 self.failed = f"the lock or the journal in {self.settings.state} was removed or replaced"
                 self.ended.set()
                 return
+            if self.gate.engine:
+                self._tell()
+
+    def _tell(self) -> None:
+        """Keep the report of what is published up to date."""
+        troubles = (self.publishing.trouble, *self._around.troubles())
+        report = Report(
+            self.settings.node,
+            self._around.server,
+            self.publishing.state,
+            tuple(dict.fromkeys(filter(None, troubles))),
+        )
+        try:
+            self._reporter.write(report)
+        except OSError as error:
+            self._reporting.say(str(error))
+        else:
+            self._reporting.end()
+
+    def _wake_publishing(self) -> None:
+        self.publishing.wake()
+
+    def _made_metrics(self) -> "Metrics | None":
+        if self.settings.metrics is None:
+            return None
+        # Imported only where it is used: it costs every node memory.
+        from dradriver.daemon.metrics import Metrics  # noqa: PLC0415
+
+        return Metrics(Facts(self))
 
     def _remove_dead(self, stop: threading.Event) -> None:
         """Remove the sockets of instances that died, at once and then now and again."""
@@ -155,7 +235,7 @@ class Daemon:
             if stop.wait(self.settings.rescan_seconds):
                 return
 
-    def _recovered(self) -> Engine:
+    def _recovered(self) -> tuple[Engine, Journal]:
         deadline = time.monotonic() + FIRST_PROBE_SECONDS
         for watch in self._watches:
             watch.probed.wait(max(0.0, deadline - time.monotonic()))
@@ -170,20 +250,25 @@ class Daemon:
         boot = Host(self.settings.host_root).boot_id() or self._journal.fact("boot") or ""
         engine = Engine(
             self.pools,
-            DirectoryClaims(self.settings.claims),
+            self._around.claims,
             self._journal,
-            CDIFiles(Store(self.settings.cdi)),
+            CDIFiles(
+                Store(self.settings.cdi),
+                MetadataFiles(self.settings.kubelet_root, enabled=self.settings.device_metadata),
+            ),
             boot,
             changed=self._changed,
+            prepared=self._around.prepared,
         )
         engine.recover()
-        return engine
+        return engine, self._journal
 
     def _seen(self, pool: Pool, changed: bool) -> None:
         """Pass on what a probe found: to the slices soon, to the kubelet's health streams at once."""
         if changed:
-            self._unpublished.add(pool.name)
-            self._unpublished_changed.set()
+            self.publishing.seen(pool)
+        # What a claim waits for may show in the inventory alone, and change nothing of the offer.
+        self._around.seen(pool)
         self._report(pool.driver)
 
     def _changed(self, pool: Pool) -> None:
@@ -206,61 +291,9 @@ class Daemon:
         pools = self.pools.of_driver(driver)
         self.health.update(driver, device_states(pools, self._in_use.get(driver, frozenset()), before))
 
-    def _publish(self, stop: threading.Event) -> None:
-        """Keep the slices as they should be: write what changed, restore what others deleted or edited."""
-        stale = self._publisher.withdraw_others((pool.driver, pool.name) for pool in self.pools.all)
-        if stale.removed:
-            log.info("slices of pools that are no longer configured: removed: %d", len(stale.removed))
-        while not stop.is_set():
-            self._unpublished_changed.clear()
-            self._publish_all()
-            self._unpublished_changed.wait(VERIFY_SECONDS)
 
-    def _publish_all(self) -> None:
-        """Publish each pool by itself: what stands in the way of one is said once and tried again every second."""
-        troubles = []
-        for pool in self.pools.all:
-            if pool.name in self._unpublished and pool.snapshot.probed:
-                try:
-                    self._publish_pool(pool)
-                except OSError as error:
-                    troubles.append(f"pool {pool.name}: {error}")
-        try:
-            restored = self._publisher.verify()
-            if restored.written or restored.removed:
-                log.warning(
-                    "slices were changed by others: %d restored, %d removed",
-                    len(restored.written),
-                    len(restored.removed),
-                )
-        except OSError as error:
-            troubles.append(str(error))
-        for trouble in troubles:
-            if trouble not in self._troubles:
-                log.error("slices are not as they should be: %s", trouble)
-        self._troubles = troubles
-
-    def _publish_pool(self, pool: Pool) -> None:
-        self._unpublished.discard(pool.name)
-        content = pool.snapshot.content
-        try:
-            result = self._publisher.publish(pool.driver, self.settings.node, pool.name, content)
-        except OSError:
-            self._unpublished.add(pool.name)
-            raise
-        remarks = (*map(str, result.left_out), *result.warnings)
-        if remarks != self._remarks.get(pool.name, ()):
-            self._remarks[pool.name] = remarks
-            for text in remarks:
-                log.warning("pool %s: %s", pool.name, text)
-        if result.written or result.removed:
-            log.info(
-                "pool %s: devices offered: %d, slices written: %d, removed: %d",
-                pool.name,
-                len(content.devices) - len(result.left_out),
-                len(result.written),
-                len(result.removed),
-            )
+def _unobserved(verb: str, code: int, seconds: float) -> None:
+    """Count no requests: nobody asks for metrics."""
 
 
 def _check_mapping(journal: Journal, pools: Pools) -> None:

@@ -41,4 +41,6 @@ def set_up(config: Log) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_NoGarbage())
     handler.setFormatter(_JSON() if config.format == "json" else _Text())
+    # It warns of each bad answer; who made the request says so once.
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
     logging.basicConfig(level=config.level.upper(), handlers=[handler], force=True)

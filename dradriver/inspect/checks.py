@@ -17,6 +17,7 @@ from dradriver.inspect.kubelet import (
     check_same_path,
     check_socket_paths,
 )
+from dradriver.inspect.published import check_published
 from dradriver.inspect.result import Check, counted, error, ok, warning
 from dradriver.inspect.runtime import check_runtime
 from dradriver.inspect.state import check_journal, check_lock, check_state_directory
@@ -56,6 +57,7 @@ def check_node(settings: Settings | SettingsError, *, own_directory: bool) -> li
     topology = read_topology(host)
     mountinfo = Host().read_text("proc/self/mountinfo") or ""
     state, records, active = _state(settings, mountinfo, own_directory=own_directory)
+    backends = _backends(pools, settings.node, topology.notes)
     return [
         _configuration(settings),
         check_versions(host),
@@ -63,8 +65,9 @@ def check_node(settings: Settings | SettingsError, *, own_directory: bool) -> li
         check_clock(time.time(), max((record.created for record in records or ()), default=None)),
         check_host_root(host),
         check_topology(topology),
-        *_backends(pools, settings.node, topology.notes),
+        *backends,
         *state,
+        *check_published(settings.state, active=active, known={check.seen for check in backends}),
         *_kubelet(settings, mountinfo, active, own_directory=own_directory),
         *_cdi(settings, records),
         *check_runtime(host, settings.cdi, own_directory=own_directory),

@@ -64,19 +64,7 @@ def allocate(
     for number, wish in enumerate(wishes):
         request = f"device-{number}"
         spec, device = _named(wish, found)
-        shared = bool(device.get("allowMultipleAllocations"))
-        result = {
-            "request": request,
-            "driver": spec["driver"],
-            "pool": spec["pool"]["name"],
-            "device": wish.device,
-        }
-        consumed = _consumed(wish, spec["driver"], device)
-        if shared:
-            result |= {"shareID": str(uuid.uuid4()), "consumedCapacity": consumed}
-        elif wish.amounts:
-            raise AllocationError(f"device {wish.device} is given whole: it takes no amounts")
-        results.append(result)
+        results.append(_result(request, {}, wish, spec, device))
         exactly = {"deviceClassName": spec["driver"], "allocationMode": "ExactCount", "count": 1}
         requests.append({"name": request, "exactly": exactly})
     allocated = {result["driver"] for result in results}
@@ -102,6 +90,104 @@ def allocate(
         "spec": {"devices": {"requests": requests}},
         "status": {"allocation": {"devices": {"results": results, "config": config}}},
     }
+
+
+def allocation(
+    claim: Mapping[str, Any],
+    classes: Mapping[str, Mapping[str, Any]],
+    specs: Iterable[Mapping[str, Any]],
+    choices: Mapping[str, Sequence[Wish]],
+) -> dict[str, Any]:
+    """Return the `status.allocation` of a claim whose requests get the devices that `choices` names.
+
+    classes   DeviceClass objects by name
+    specs     ResourceSlice specs to find the devices in
+    choices   request name, `request/subrequest` for one of several alternatives -> its devices
+
+    Whether a device satisfies the selectors and constraints is not looked at. Raises AllocationError for a request
+    without a choice, a choice without a request, a number of devices that was not asked for, and what `Wish` cannot
+    have.
+    """
+    found = [(spec, device) for spec in specs for device in spec.get("devices", ())]
+    devices = claim["spec"].get("devices", {})
+    left, nodes, results, config = dict(choices), set(), [], []
+    for request in devices.get("requests") or ():
+        name, asked = _chosen(request, left)
+        wishes = left.pop(name)
+        count = asked.get("count", 1) if asked.get("allocationMode", "ExactCount") == "ExactCount" else None
+        if count is not None and len(wishes) != count:
+            raise AllocationError(f"request {name} asks for {count} devices, {len(wishes)} are named")
+        device_class = classes.get(asked["deviceClassName"])
+        if device_class is None:
+            raise AllocationError(
+                f"request {name}: there is no DeviceClass {shown(asked['deviceClassName'])}"
+            )
+        of_class = device_class["spec"].get("config") or ()
+        config += [{"source": "FromClass", "requests": [name], **entry} for entry in of_class]
+        for wish in wishes:
+            spec, device = _named(wish, found)
+            nodes.add(spec.get("nodeName"))
+            results.append(_result(name, asked, wish, spec, device))
+    if left:
+        known = ", ".join(request["name"] for request in devices.get("requests") or ()) or "none"
+        raise AllocationError(f"there is no request {', '.join(map(shown, left))}; requests are {known}")
+    config += [{"source": "FromClaim", **entry} for entry in devices.get("config") or ()]
+    terms = [
+        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+        for node in sorted(filter(None, nodes))
+    ]
+    return {
+        "devices": {"results": results, **({"config": config} if config else {})},
+        **({"nodeSelector": {"nodeSelectorTerms": terms}} if terms else {}),
+    }
+
+
+def _chosen(request: Mapping[str, Any], choices: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
+    """Return the name under which a request was chosen for, and what it asks for by that name."""
+    name = request["name"]
+    if "exactly" in request:
+        asked = {name: request["exactly"]}
+    else:
+        asked = {f"{name}/{one['name']}": one for one in request.get("firstAvailable") or ()}
+    chosen = [key for key in asked if key in choices]
+    if len(chosen) != 1:
+        raise AllocationError(f"request {name}: devices are needed for {' or '.join(asked)}")
+    return chosen[0], asked[chosen[0]]
+
+
+def _result(
+    name: str,
+    asked: Mapping[str, Any],
+    wish: Wish,
+    spec: Mapping[str, Any],
+    device: Mapping[str, Any],
+) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "request": name,
+        "driver": spec["driver"],
+        "pool": spec["pool"]["name"],
+        "device": wish.device,
+    }
+    amounts = {
+        key: json_quantity(value)
+        for key, value in ((asked.get("capacity") or {}).get("requests") or {}).items()
+    } | dict(wish.amounts)
+    if device.get("allowMultipleAllocations"):
+        given = Wish(wish.device, wish.driver, amounts)
+        result["shareID"] = str(uuid.uuid4())
+        result["consumedCapacity"] = _consumed(given, spec["driver"], device)
+    elif wish.amounts:
+        raise AllocationError(f"device {wish.device} is given whole: it takes no amounts")
+    if asked.get("adminAccess"):
+        result["adminAccess"] = True
+    for key, source in (
+        ("tolerations", asked),
+        ("bindingConditions", device),
+        ("bindingFailureConditions", device),
+    ):
+        if source.get(key):
+            result[key] = source[key]
+    return result
 
 
 def _named(

@@ -102,7 +102,9 @@ class Kubelet:
     named, it is looked up anew at each call; a `RegisteredPlugin` in its place is called as it is.
     """
 
-    def __init__(self, root: Path = KUBELET_ROOT) -> None:
+    def __init__(self, root: Path = KUBELET_ROOT, call_seconds: float = CALL_SECONDS) -> None:
+        """`call_seconds` is how long a call of a driver may take."""
+        self._call_seconds = call_seconds
         self.registry = root / "plugins_registry"
         self._guard = threading.Lock()
         self._channels: dict[str, tuple[tuple[int, int], grpc.Channel]] = {}
@@ -204,7 +206,7 @@ class Kubelet:
         )
         call = getattr(services.DRAPluginStub(self._channel(plugin.endpoint)), method)
         try:
-            answer: Mapping[str, Any] = call(request, timeout=CALL_SECONDS).claims
+            answer: Mapping[str, Any] = call(request, timeout=self._call_seconds).claims
         except grpc.RpcError as error:
             raise CallError(f"{method} of {plugin.name}", error) from error
         return answer

@@ -113,7 +113,7 @@ def fields(kind: type[msgspec.Struct], *left_out: str) -> set[str]:
             fields(Config, "node", "hostRoot", "kubeletRoot", "state", "cdi", "standalone", "metrics"),
         ),
         ("drivers/items", fields(DriverConfig)),
-        ("kubernetes", fields(Kubernetes, "kubeconfig", "context")),
+        ("kubernetes", fields(Kubernetes, "kubeconfig", "context", "serviceAccount")),
         ("log", fields(Log)),
         ("fake", fields(FakeOptions, "directory")),
     ],

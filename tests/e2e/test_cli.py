@@ -66,7 +66,7 @@ def test_devices_are_shown_with_capacity_and_health(host: daemons.Node) -> None:
 def test_slices_are_those_that_the_daemon_publishes(host: daemons.Node) -> None:
     shown = [manifest["spec"] for manifest in parsed(host, "slices")["items"]]
     assert sorted(shown, key=lambda spec: str(spec["driver"])) == host.published()
-    assert "cpu-000-cpu.dradriver.io-node-a" in good(host, "slices")
+    assert "000-cpu.dradriver.io-node-a-cpu" in good(host, "slices")
 
 
 def test_a_claim_by_device_names_from_prepare_to_unprepare(host: daemons.Node) -> None:

@@ -82,7 +82,18 @@ def test_the_full_example_of_the_documentation_loads(tmp_path: Path) -> None:
         ("kubeletRoot: relative", "kubeletRoot: an absolute path without '..' is expected, found 'relative'"),
         ("cdi: /a/../b", "cdi: an absolute path without '..' is expected"),
         ('state: "/a\\0b"', "state: an absolute path"),
+        ("kubernetes: {}\nstandalone: {}", "standalone: there is an API server"),
+        ("kubernetes: {kubeconfig: x}", "kubernetes.kubeconfig: an absolute path"),
+        ("kubernetes: {context: x}", "kubernetes.context: a context is one of a kubeconfig"),
+        ("kubernetes: {qps: 0}", "kubernetes.qps: "),
+        ("metrics: {address: localhost}", "metrics.address: host:port is expected"),
+        ("metrics: {address: ':99999'}", "metrics.address: host:port is expected"),
+        ("metrics: {address: '::1:80'}", "metrics.address: host:port is expected"),
         ("standalone: {claims: x}", "standalone.claims: an absolute path"),
+        ("nri: {enabled: maybe}", "nri.enabled: "),
+        ("nri: {socket: nri.sock}", "nri.socket: an absolute path"),
+        ('nri: {index: "5"}', "nri.index: two digits are expected, as 50, found '5'"),
+        ('nri: {index: "50\\n"}', "nri.index: two digits"),
         ("drivers: []", "drivers: "),
         ("drivers: [{name: cpu.dradriver.io}]", "drivers[0]: Object missing required field `backends`"),
         ("drivers: [{name: CPU, backends: [cpu]}]", "drivers[0].name: driver name 'CPU'"),
@@ -145,6 +156,54 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load(tmp_path / "large", None, {})
 
 
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:9155", ("127.0.0.1", 9155)),
+        (":9155", ("::", 9155)),
+        ("[::1]:80", ("::1", 80)),
+        ("", None),
+    ],
+)
+def test_the_address_of_the_metrics(tmp_path: Path, text: str, address: tuple[str, int] | None) -> None:
+    assert settings(tmp_path, f"metrics: {{address: '{text}'}}").metrics == address
+
+
+def test_a_kubeconfig_given_beside_the_configuration_wins(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("kubernetes: {kubeconfig: /a, qps: 7}")
+    made = load(config, None, {"NODE_NAME": "node-a"}, kubeconfig=Path("/b")).kubernetes
+    assert made is not None
+    assert (made.kubeconfig, made.qps) == ("/b", 7)
+    assert load(None, None, {"NODE_NAME": "node-a"}).kubernetes is None
+
+
+@pytest.mark.parametrize(
+    ("text", "own", "join", "needed"),
+    [
+        ("{}", False, True, True),
+        ("nri: {enabled: true}", False, True, True),
+        ("nri: {enabled: false}", False, False, True),
+        ("{}", True, False, False),
+        ("nri: {enabled: true}", True, True, True),
+        ("nri: {enabled: false}", True, False, False),
+    ],
+)
+def test_the_runtime_is_joined_and_needed_unless_none_is_meant(
+    tmp_path: Path, text: str, own: bool, join: bool, needed: bool
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    found = load(file, tmp_path if own else None, {"NODE_NAME": "node-a"}).runtime
+    assert (found.join, found.needed, found.index) == (join, needed, "50")
+    assert found.socket == (tmp_path if own else Path("/var/run/nri")) / "nri.sock"
+
+
+def test_a_fake_node_has_no_runtime(tmp_path: Path) -> None:
+    found = settings(tmp_path, f"{{state: {tmp_path}/state, fake: {{node: small}}}}").runtime
+    assert (found.join, found.needed) == (False, False)
+
+
 def test_what_looks_like_a_date_is_a_name(tmp_path: Path) -> None:
     assert settings(tmp_path, "node: 2001-99-99").node == "2001-99-99"
 
@@ -155,7 +214,18 @@ json_values = st.recursive(
     max_leaves=8,
 )
 fields = st.sampled_from(
-    ["node", "drivers", "backends", "standalone", "log", "state", "cdi", "rescanSeconds"]
+    [
+        "node",
+        "drivers",
+        "backends",
+        "kubernetes",
+        "metrics",
+        "standalone",
+        "log",
+        "state",
+        "cdi",
+        "rescanSeconds",
+    ]
 )
 
 

@@ -364,7 +364,10 @@ def test_a_file_that_is_written_anew_counts_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("- {device: gpu-0, does: explode}", r"\[0\]\.does: 'explode' is not one of vanish, sick, odd, unready, fail"),
+        (
+            "- {device: gpu-0, does: explode}",
+            r"\[0\]\.does: 'explode' is not one of vanish, sick, odd, unready, fail",
+        ),
         (
             "- {device: gpu-0, does: fail, at: noon}",
             r"\[0\]\.at: 'noon' is not one of probe, observe, create",

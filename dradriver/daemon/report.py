@@ -1,0 +1,58 @@
+"""What the active daemon tells of its publishing to whoever looks at this node: `<state>/status.json`."""
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dradriver.daemon.publishing import Published
+from dradriver.documents import read_plain
+
+FILE = "status.json"
+_MAX_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One state of affairs.
+
+    server     URL of the API server; empty where there is none
+    troubles   what else does not work as it should
+    """
+
+    node: str
+    server: str
+    pools: tuple[Published, ...]
+    troubles: tuple[str, ...] = ()
+
+
+class Reporter:
+    """Writes the report where it changed."""
+
+    def __init__(self, state: Path) -> None:
+        self._path = state / FILE
+        self._written: Report | None = None
+
+    def write(self, report: Report) -> None:
+        """Write the report beside and rename it into place. Raises OSError."""
+        if report == self._written:
+            return
+        draft = self._path.with_name(f".{FILE}.tmp")
+        try:
+            draft.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+            draft.replace(self._path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
+        self._written = report
+
+
+def read_report(state: Path) -> Report | None:
+    """Return the last report, None where there is none. Raises OSError or ValueError where it cannot be read."""
+    try:
+        data, _ = read_plain(state / FILE, _MAX_BYTES)
+    except FileNotFoundError:
+        return None
+    return msgspec.json.decode(data, type=Report)

@@ -1,0 +1,327 @@
+"""Claims are told which binding conditions of their devices hold: what is written, and what is not."""
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from dradriver.backend import Backend, Binding, NoOptions, Plan, Request
+from dradriver.daemon.binding import BindingWatch
+from dradriver.engine import Pool
+from dradriver.host import Host
+from dradriver.kube import Client, Connection
+from dradriver.model import BindingConditions, ClaimRef, Device, Peer, PoolContent
+from dradriver.sim.apiserver import ApiServer
+from lever import eventually
+
+DRIVER, POOL, NODE = "door.example.com", "node-a/door", "node-a"
+OPEN, JAMMED = "example.com/open", "example.com/jammed"
+CONDITIONS = {"bindingConditions": [OPEN], "bindingFailureConditions": [JAMMED]}
+
+Body = dict[str, Any]
+
+
+class DoorBackend(Backend[Mapping[str, Binding], NoOptions]):
+    """Doors: a pod may pass only one that is open."""
+
+    kind = "door"
+
+    def __init__(self) -> None:
+        super().__init__(Host(), NoOptions())
+        self.doors: dict[str, Binding] = {name: Binding() for name in ("front", "back")}
+
+    def probe(self) -> Mapping[str, Binding]:
+        return dict(self.doors)
+
+    def devices(self, inventory: Mapping[str, Binding]) -> PoolContent:
+        return PoolContent(
+            tuple(Device(name, binding=BindingConditions((OPEN,), (JAMMED,))) for name in inventory)
+        )
+
+    def plan(
+        self,
+        request: Request,
+        inventory: Mapping[str, Binding],
+        held: Mapping[str, ClaimRef],
+        peers: tuple[Peer, ...],
+    ) -> Plan:
+        raise NotImplementedError
+
+    def binding(self, device: Device, inventory: Mapping[str, Binding]) -> Binding:
+        return inventory[device.name]
+
+
+class House:
+    """A pool of doors, claims for them, and what tells the claims."""
+
+    def __init__(self, server: ApiServer, client: Client) -> None:
+        self.server = server
+        self.backend = DoorBackend()
+        self.pool = Pool(NODE, DRIVER, self.backend)
+        self.pool.refresh()
+        self.watch = BindingWatch(client, [self.pool])
+
+    def set(self, door: str, binding: Binding | None) -> None:
+        """Let the hardware change, and be looked at."""
+        if binding is None:
+            del self.backend.doors[door]
+        else:
+            self.backend.doors[door] = binding
+        self.pool.refresh()
+        self.watch.seen()
+
+    def open(self, door: str) -> None:
+        self.set(door, Binding(met={OPEN: f"the {door} door is open"}))
+
+    def result(self, door: str, **more: Any) -> Body:
+        return {
+            "request": f"r-{door}",
+            "driver": DRIVER,
+            "pool": POOL,
+            "device": door,
+            **CONDITIONS,
+            **more,
+        }
+
+    def claim(self, name: str, *results: Body, devices: list[Body] | None = None) -> None:
+        """Create an allocated claim; `devices` is what its status says of them already."""
+        requests = dict.fromkeys(result["request"] for result in results)
+        self.server.store.create(
+            {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceClaim",
+                "metadata": {"name": name, "namespace": "default"},
+                "spec": {
+                    "devices": {
+                        "requests": [{"name": one, "exactly": {"deviceClassName": "any"}} for one in requests]
+                    }
+                },
+                "status": {
+                    "allocation": {"devices": {"results": list(results)}},
+                    **({"devices": devices} if devices else {}),
+                },
+            }
+        )
+
+    def status(self, name: str) -> Body:
+        return dict(self.server.store.get("ResourceClaim", name)["status"])
+
+    def told(self, name: str) -> dict[str, list[str]]:
+        """Return the types of the conditions of each device."""
+        return {
+            entry.get("shareID") or entry["device"]: [one["type"] for one in entry.get("conditions") or ()]
+            for entry in self.status(name).get("devices") or ()
+        }
+
+    def writes(self) -> int:
+        return len(self.server.requests.matching("PATCH"))
+
+    def settled(self) -> None:
+        """Wait until what the claims say now has been looked at."""
+        time.sleep(0.3)
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    with ApiServer() as server:
+        client = Client(Connection(server.url), qps=1000, burst=1000)
+        made = House(server, client)
+        stop = threading.Event()
+        threads = [threading.Thread(target=run, args=(stop,), name=name) for name, run in made.watch.loops()]
+        for thread in threads:
+            thread.start()
+        try:
+            yield made
+        finally:
+            stop.set()
+            client.close()
+            for thread in threads:
+                thread.join(10)
+            assert not any(thread.is_alive() for thread in threads)
+
+
+def is_told(house: House, name: str, wanted: Mapping[str, list[str]]) -> Callable[[], bool]:
+    return lambda: house.told(name) == wanted
+
+
+def test_each_device_is_told_of_as_it_is_ready_and_what_was_said_stays_as_it_was(house: House) -> None:
+    house.claim("both", house.result("front"), house.result("back"))
+    house.settled()
+    assert house.told("both") == {}
+    house.open("front")
+    eventually(is_told(house, "both", {"front": [OPEN]}))
+    first = house.status("both")["devices"]
+    time.sleep(1.1)  # times have seconds
+    house.open("back")
+    eventually(is_told(house, "both", {"front": [OPEN], "back": [OPEN]}))
+    assert house.status("both")["devices"][:1] == first
+    (condition,) = first[0]["conditions"]
+    assert (condition["status"], condition["message"]) == ("True", "the front door is open")
+    house.watch.seen()
+    house.settled()
+    assert house.writes() == 2
+
+
+def test_a_failure_is_told_in_place_of_what_was_met(house: House) -> None:
+    house.claim("both", house.result("front"), house.result("back"))
+    house.open("front")
+    eventually(is_told(house, "both", {"front": [OPEN]}))
+    house.set("front", Binding(failed={JAMMED: "the front\ndoor is jammed"}))
+    eventually(is_told(house, "both", {"front": [JAMMED]}))
+    assert house.status("both")["devices"][0]["conditions"][0]["message"] == "the front door is jammed"
+
+
+def test_a_device_that_is_gone_is_a_failure(house: House) -> None:
+    house.set("front", None)
+    house.claim("gone", house.result("front"))
+    eventually(is_told(house, "gone", {"front": [JAMMED]}))
+    (condition,) = house.status("gone")["devices"][0]["conditions"]
+    assert condition["message"] == "the device is no longer on this node"
+
+
+def test_nothing_is_told_of_hardware_that_was_never_read(house: House) -> None:
+    unread = Pool(NODE, DRIVER, DoorBackend())
+    watch = BindingWatch(Client(Connection(house.server.url)), [unread])
+    house.claim("early", house.result("front"))
+    watch.replaced(house.server.store.list("ResourceClaim"))
+    watch.run(_after(0.3))
+    assert house.told("early") == {}
+
+
+def _after(seconds: float) -> threading.Event:
+    stop = threading.Event()
+    timer = threading.Timer(seconds, stop.set)
+    timer.daemon = True
+    timer.start()
+    return stop
+
+
+def test_shares_of_one_device_are_told_apart(house: House) -> None:
+    shares = [str(uuid.uuid4()) for _ in range(2)]
+    house.claim("shares", *(house.result("front", shareID=share) for share in shares))
+    house.open("front")
+    eventually(is_told(house, "shares", {share: [OPEN] for share in shares}))
+
+
+def test_claims_that_wait_for_others_or_for_nothing_are_left_alone(house: House) -> None:
+    house.open("front")
+    house.claim("elsewhere", house.result("front", pool="node-b/door"))
+    house.claim("foreign", house.result("front", driver="gate.example.com"))
+    house.claim(
+        "unconditional", {key: house.result("front")[key] for key in ("request", "driver", "pool", "device")}
+    )
+    unallocated = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "unallocated", "namespace": "default"},
+        "spec": {},
+    }
+    house.server.store.create(unallocated)
+    house.claim("mine", house.result("front"))
+    eventually(is_told(house, "mine", {"front": [OPEN]}))
+    house.settled()
+    assert house.writes() == 1
+
+
+def test_who_knows_already_is_not_told_again(house: House) -> None:
+    since = {"lastTransitionTime": "2026-01-01T00:00:00Z", "reason": "Bound", "message": "open since long"}
+    condition = {"type": OPEN, "status": "True", **since}
+    house.open("front")
+    entry = {"driver": DRIVER, "pool": POOL, "device": "front", "conditions": [condition]}
+    house.claim("told", house.result("front"), devices=[entry])
+    house.server.faults.expire_watches()
+    house.settled()
+    house.server.faults.expire_watches(status=True)
+    house.settled()
+    assert house.writes() == 0
+    assert house.status("told")["devices"] == [entry]
+
+
+def test_what_others_take_away_is_said_again(house: House) -> None:
+    house.claim("robbed", house.result("front"), house.result("back"))
+    house.open("front")
+    eventually(is_told(house, "robbed", {"front": [OPEN]}))
+    stored = house.server.store.get("ResourceClaim", "robbed")
+    del stored["status"]["devices"]
+    house.server.store.replace(stored)
+    eventually(is_told(house, "robbed", {"front": [OPEN]}))
+
+
+def test_a_claim_that_is_allocated_anew_is_told_anew_though_nobody_saw_it_between(house: House) -> None:
+    house.claim("again", house.result("front"))
+    house.open("front")
+    eventually(is_told(house, "again", {"front": [OPEN]}))
+    house.settled()
+    house.server.faults.refuse()
+    stored = house.server.store.get("ResourceClaim", "again")
+    del stored["status"]["devices"]
+    house.server.store.replace(stored)
+    house.server.faults.forget_history()
+    house.server.faults.accept()
+    eventually(is_told(house, "again", {"front": [OPEN]}))
+
+
+def test_one_that_is_refused_holds_up_no_other_and_is_told_in_the_end(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.server.faults.fail(403, 2, method="PATCH", path="/refused/")
+    house.claim("refused", house.result("front"))
+    house.claim("welcome", house.result("back"))
+    with caplog.at_level(logging.INFO):
+        house.open("front")
+        house.open("back")
+        eventually(is_told(house, "welcome", {"back": [OPEN]}))
+        eventually(lambda: 'resources ["resourceclaims/status"], verbs ["patch"]' in house.watch.trouble)
+        eventually(is_told(house, "refused", {"front": [OPEN]}))
+        eventually(lambda: not house.watch.trouble)
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(said) == 1, said
+    assert "binding conditions are written" in caplog.messages
+
+
+def test_a_claim_that_is_deleted_meanwhile_is_forgotten_without_a_word(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.claim("short", house.result("front"))
+    house.settled()
+    house.server.faults.watches.silence()
+    house.server.store.delete("ResourceClaim", "short")
+    house.open("front")
+    eventually(lambda: house.writes() == 1)
+    house.watch.seen()
+    house.settled()
+    assert house.writes() == 1
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_odd_objects_are_passed_over(house: House) -> None:
+    """Nobody can create these; but what comes over the wire is looked at before it is believed."""
+    odd: list[Body] = [
+        {"metadata": {}},
+        {"metadata": {"uid": 7}, "status": {"allocation": {"devices": {"results": [1, None]}}}},
+        {
+            "metadata": {"uid": "u"},
+            "status": {"allocation": {"devices": {"results": [house.result("front")]}}},
+        },
+        {
+            "metadata": {"uid": "u", "name": "n", "namespace": "default"},
+            "status": {
+                "allocation": {"devices": {"results": [house.result("front", shareID=3)]}},
+            },
+        },
+        {
+            "metadata": {"uid": "u", "name": "n", "namespace": "default"},
+            "status": {
+                "allocation": {"devices": {"results": [house.result("front")]}},
+                "devices": [{"conditions": [None, {"status": "True"}]}, {"driver": 5, "conditions": None}],
+            },
+        },
+    ]
+    for kind in ("ADDED", "MODIFIED", "DELETED"):
+        for obj in odd:
+            house.watch.changed(kind, obj)
+    house.watch.replaced(odd)
