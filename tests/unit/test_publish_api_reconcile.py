@@ -5,7 +5,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dradriver.model import CounterSet, Device, PoolContent, Quantity, Taint, TaintEffect
@@ -332,6 +332,7 @@ def some(things: set[int], state: int) -> PoolContent:
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps)
+@example([({0, 1, 2}, 0, 2, "heard"), (set(), 0, 0, "heard"), (set(), 0, 0, "lost")])
 def test_readers_see_only_what_was_wanted_as_a_whole(todo: list[tuple[set[int], int, int, str]]) -> None:
     """Whatever fails in between: a pool that is complete says what one call wanted, and in the end the last."""
     cluster = Cluster()
