@@ -91,11 +91,11 @@ def shares() -> Scenario:
 
 
 class Worker:
-    """The process of `crashworker`, started once for many cases."""
+    """The process of `crashworker`, or of a script like it, started once for many cases."""
 
-    def __init__(self) -> None:
+    def __init__(self, script: str = "crashworker.py") -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(TESTS / "crashworker.py")],
+            [sys.executable, str(TESTS / script)],
             env={"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(TESTS)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -269,9 +269,9 @@ def directory() -> Iterator[Path]:
 
 
 @contextmanager
-def worker() -> Iterator[Worker]:
+def worker(script: str = "crashworker.py") -> Iterator[Worker]:
     """Give a worker, and end it."""
-    made = Worker()
+    made = Worker(script)
     try:
         yield made
     finally:

@@ -16,12 +16,12 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dradriver.backend import HostStep
+from dradriver.backend import Backend, HostStep
 from dradriver.engine import JournalError
 from dradriver_fake.boards import boards
 from wholenode import BACKENDS, Instance, WholeNode
@@ -61,9 +61,9 @@ class Points:
         setattr(owner, name, watched)
 
 
-def watch(points: Points) -> None:
+def watch(points: Points, backends: Sequence[type[Backend[Any, Any]]] = BACKENDS) -> None:
     """Put points around all that outlives the process."""
-    for backend in BACKENDS:
+    for backend in backends:
         for step in backend.step_types:
             if issubclass(step, HostStep):
                 for verb in ("apply", "revert", "observe"):
@@ -130,7 +130,7 @@ def work(case: dict[str, Any]) -> list[str]:
     return points.names
 
 
-def serve() -> None:
+def serve(work: Callable[[dict[str, Any]], list[str]]) -> None:
     """Serve cases until the end of the input."""
     boards()  # read once for all children
     for line in sys.stdin:
@@ -157,4 +157,4 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    serve(work)

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from dradriver.backend import Backend, Plan, Request, UnavailableError
-from dradriver.host import UeventMonitor, read_topology
+from dradriver.host import CPUSet, UeventMonitor, read_topology
 from dradriver.model import ClaimRef, Peer, PoolContent
 from dradriver_cpu.config import CpuConfig, CpuOptions
 from dradriver_cpu.devices import device_of
@@ -46,6 +46,11 @@ class CpuBackend(Backend[CpuInventory, CpuOptions]):
     ) -> Plan:
         """Choose the CPUs."""
         return plan_cpus(request, inventory, held, peers)
+
+    @property
+    def reserved_cpus(self) -> CPUSet:
+        """The CPUs that the operator keeps for the system."""
+        return self.options.reserved_cpus
 
     def watch(self, stop: threading.Event, changed: Callable[[str], None]) -> None:
         """Watch for CPUs and NUMA nodes that come and go. Raises UeventsUnavailableError."""

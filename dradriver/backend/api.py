@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from dradriver.backend.config import ClaimConfig, NoOptions, Strict
 from dradriver.backend.steps import Step
-from dradriver.host import Host
+from dradriver.host import CPUSet, Host
 from dradriver.model import Allocated, AttributeValue, ClaimRef, Device, NetworkData, Peer, PoolContent
 from dradriver_cdi import ContainerEdits
 
@@ -160,6 +160,14 @@ class Backend(ABC, Generic[I, O]):
     def base_edits(self, inventory: I) -> ContainerEdits:
         """Return what every container with any device of this backend needs, once for all. Pure."""
         return ContainerEdits()
+
+    @property
+    def reserved_cpus(self) -> CPUSet | None:
+        """CPUs that are kept for the system, where claims get CPUs of the backend; None where they get none.
+
+        They are in no device, and containers without a claim do not run there either unless claims have all others.
+        """
+        return None
 
     def watch(self, stop: threading.Event, changed: Callable[[str], None]) -> None:
         """Run until `stop`; call `changed(why)` when the hardware should be probed again.

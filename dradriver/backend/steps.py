@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, Generic, TypeVar
 
+from dradriver_cdi import DeviceNode
+
 B = TypeVar("B")
 
 
@@ -38,11 +40,14 @@ class Work:
     facts     what the step recorded so far, also in an earlier process: ids that only the hardware knows
     record    adds facts and journals them before it returns; call it as soon as an id is known
     stop      set when the call's time is over or the daemon stops: long waits must look at it
+    netns     for a step of phase sandbox: file of the pod's network namespace, which the engine keeps open meanwhile;
+              empty where there is none, as for a pod in the host's network, and where it is gone already
     """
 
     facts: Mapping[str, Any]
     record: Callable[[Mapping[str, Any]], None]
     stop: threading.Event = field(default_factory=threading.Event)
+    netns: str = ""
 
 
 class Step(ABC, Generic[B]):
@@ -89,13 +94,22 @@ class HostStep(Step[B]):
 class ContainerAdjustment:
     """What a container gets when it is created (NRI `LinuxResources`, OCI `linux.resources`).
 
-    cpus, mems        kernel lists for cpuset.cpus and cpuset.mems; empty leaves the runtime's choice
-    hugepage_limits   page size as the hugetlb cgroup writes it (`2MB`) -> bytes
+    cpus, mems        kernel lists for cpuset.cpus and cpuset.mems; empty leaves the runtime's choice. CPUs that one
+                      claim's containers get so are taken from all containers without a claim for CPUs
+    hugepage_limits   page size as the hugetlb cgroup writes it (`2MB`) -> bytes, for pages in use and reserved ones
+    unified           file of cgroup v2 (`memory.high`) -> what is written there
+    env               variable -> value
+    devices           device nodes; type, major and minor must be given
+    rlimits           `RLIMIT_MEMLOCK` -> soft and hard limit
     """
 
     cpus: str = ""
     mems: str = ""
     hugepage_limits: Mapping[str, int] = field(default_factory=dict)
+    unified: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[DeviceNode, ...] = ()
+    rlimits: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

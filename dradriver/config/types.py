@@ -29,11 +29,20 @@ class Kubernetes(Strict, frozen=True, kw_only=True):
 
     kubeconfig: str = ""
     context: str = ""
+    service_account: str = "/var/run/secrets/kubernetes.io/serviceaccount"
     qps: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 20.0
     burst: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 40
     claim_status: bool = True
     binding_conditions: bool = False
     withdraw_at_stop: bool = False
+
+
+class Nri(Strict, frozen=True, kw_only=True):
+    """The container runtime, which is asked by NRI for what a container must have from its start."""
+
+    enabled: Literal["auto"] | bool = "auto"
+    socket: str = "/var/run/nri/nri.sock"
+    index: str = "50"
 
 
 class Metrics(Strict, frozen=True, kw_only=True):
@@ -71,6 +80,7 @@ class Config(Strict, frozen=True, kw_only=True):
     kubernetes: Kubernetes | None = None
     standalone: Standalone | None = None
     device_metadata: bool = True
+    nri: Nri = Nri()
     rescan_seconds: Seconds = 30
     metrics: Metrics = Metrics()
     log: Log = Log()

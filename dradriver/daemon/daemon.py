@@ -13,6 +13,7 @@ from dradriver.daemon.facts import Facts
 from dradriver.daemon.health import device_states
 from dradriver.daemon.publishing import Publishing
 from dradriver.daemon.report import Report, Reporter
+from dradriver.daemon.runtime import RuntimeSide, runtime_side
 from dradriver.daemon.supervisor import Supervisor
 from dradriver.daemon.surroundings import surroundings
 from dradriver.daemon.watch import PoolWatch
@@ -24,6 +25,7 @@ from dradriver.engine import (
     MetadataFiles,
     Pool,
     Pools,
+    Record,
     open_journal,
 )
 from dradriver.filelock import FileLock
@@ -68,6 +70,7 @@ class Daemon:
         self._supervisor = Supervisor()
         self._state_files: tuple[tuple[Path, int], ...] = ()
         self._journal: Journal | None = None
+        self._runtime: RuntimeSide | None = None
         self._watches = [PoolWatch(pool, settings.rescan_seconds, self._seen) for pool in self.pools.all]
         self._plugins: list[Plugin] = []
         self._around = surroundings(
@@ -147,6 +150,8 @@ class Daemon:
         return left
 
     def _close(self) -> None:
+        if self._runtime:
+            self._runtime.close()
         if self._journal:
             self._journal.close()
         for pool in self.pools.all:
@@ -170,7 +175,8 @@ class Daemon:
         log.info("active on node %s", self.settings.node)
         self._supervisor.start("settle", engine.run)
         self._supervisor.start("publish", self.publishing.run)
-        for name, run in self._around.loops(journal):
+        loops = [*self._around.loops(journal), *(self._runtime.loops() if self._runtime else ())]
+        for name, run in loops:
             self._supervisor.start(name, run)
         self._supervisor.start("dead sockets", self._remove_dead)
 
@@ -205,6 +211,7 @@ class Daemon:
             self._around.server,
             self.publishing.state,
             tuple(dict.fromkeys(filter(None, troubles))),
+            self._runtime.status if self._runtime else None,
         )
         try:
             self._reporter.write(report)
@@ -246,8 +253,13 @@ class Daemon:
                     "the journal was unreadable and is rebuilt from CDI files; the old one is %s", aside
                 )
         _check_mapping(self._journal, self.pools)
+        host = Host(self.settings.host_root)
+        if self._runtime is None:
+            self._runtime = runtime_side(
+                self.settings.runtime, self.settings.journal, self.pools, host, self._around.claims
+            )
         # An id that cannot be read says nothing of a reboot.
-        boot = Host(self.settings.host_root).boot_id() or self._journal.fact("boot") or ""
+        boot = host.boot_id() or self._journal.fact("boot") or ""
         engine = Engine(
             self.pools,
             self._around.claims,
@@ -258,10 +270,17 @@ class Daemon:
             ),
             boot,
             changed=self._changed,
-            prepared=self._around.prepared,
+            prepared=self._prepared,
+            admission=self._runtime.admission if self._runtime else None,
         )
         engine.recover()
         return engine, self._journal
+
+    def _prepared(self, record: Record, claim: object) -> None:
+        """Pass on that a claim was prepared."""
+        self._around.prepared(record, claim)
+        if self._runtime:
+            self._runtime.prepared(record, claim)
 
     def _seen(self, pool: Pool, changed: bool) -> None:
         """Pass on what a probe found: to the slices soon, to the kubelet's health streams at once."""

@@ -8,6 +8,7 @@ import msgspec
 
 from dradriver.daemon.publishing import Published
 from dradriver.documents import read_plain
+from dradriver.nri import NriStatus
 
 FILE = "status.json"
 _MAX_BYTES = 4 << 20
@@ -19,12 +20,14 @@ class Report:
 
     server     URL of the API server; empty where there is none
     troubles   what else does not work as it should
+    runtime    how it stands with the container runtime; None where none is meant
     """
 
     node: str
     server: str
     pools: tuple[Published, ...]
     troubles: tuple[str, ...] = ()
+    runtime: NriStatus | None = None
 
 
 class Reporter:

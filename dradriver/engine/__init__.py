@@ -2,7 +2,7 @@
 
 from dradriver.engine.cdifiles import CDIFiles
 from dradriver.engine.dryrun import dry_run
-from dradriver.engine.engine import Engine
+from dradriver.engine.engine import Admission, Engine
 from dradriver.engine.journal import Journal, JournalError, JournalView, open_journal, view_journal
 from dradriver.engine.lanes import HungError, Lane
 from dradriver.engine.ledger import HeldError
@@ -13,6 +13,7 @@ from dradriver.engine.records import DeviceRecord, Record, State, StepRecord, St
 from dradriver.engine.retry import retried
 
 __all__ = [
+    "Admission",
     "CDIFiles",
     "DeviceRecord",
     "Engine",

@@ -205,7 +205,7 @@ def marker(driver: str, uid: str, index: int) -> str:
 
 
 def _marker(record: Record, index: int) -> ContainerEdits:
-    """Return the edit that sets the marker. It also keeps a device valid that needs no other: CDI wants at least one."""
+    """Return the edit that sets the marker. It also keeps a device valid that needs no other: CDI wants one."""
     name = marker(record.driver, record.ref.uid, index)
     return ContainerEdits(env=(f"{name}={record.devices[index].allocated.device}",))
 

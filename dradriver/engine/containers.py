@@ -67,9 +67,9 @@ def _container_step(stored: StepRecord, pools: Pools) -> ContainerStep[object]:
 def combined(adjustments: Iterable[ContainerAdjustment]) -> ContainerAdjustment:
     """Return what a container gets that is due all of these.
 
-    CPUs are added up, and limits of huge pages; of other limits the highest counts. Memory nodes are added up too, where
-    those that come without CPUs know better than those that are only the nearest to some CPUs. Raises ValueError where two
-    want different things.
+    CPUs are added up, and limits of huge pages; of other limits the highest counts. Memory nodes are added up too,
+    where those that come without CPUs know better than those that are only the nearest to some CPUs. Raises ValueError
+    where two want different things.
     """
     everything = tuple(adjustments)
     bound = [one.mems for one in everything if one.mems and not one.cpus]
@@ -125,22 +125,24 @@ class ContainerClaims:
         self._markers: dict[str, tuple[Key, int]] = {}
         self._cpus: CPUSet | None = CPUSet()
 
-    def refresh(self) -> bool:
-        """Bring everything up to date; return whether there is anything new. Raises JournalError."""
+    def refresh(self) -> set[Key]:
+        """Bring everything up to date; return the claims that are new, or gone. Raises JournalError."""
         rows = self._journal.states()
         if rows == self._rows:
-            return False
-        now = {(driver, uid): (created, State(state)) for driver, uid, created, state in rows}
-        for key, created in list(self._created.items()):
-            if key not in now or now[key][0] != created:
-                self._forget(key)
-        for key, (created, state) in now.items():
-            if key not in self._created:
-                self._learn(key, created)
-            elif self._claims[key].state is not state:
-                self._claims[key] = replace(self._claims[key], state=state)
+            return set()
+        now = {(driver, uid): created for driver, uid, created, _ in rows}
+        gone = [key for key, created in self._created.items() if now.get(key) != created]
+        for key in gone:
+            self._forget(key)
+        new = [key for key in now if key not in self._created]
+        for key in new:
+            self._learn(key, now[key])
+        for driver, uid, _, state in rows:
+            claim = self._claims.get((driver, uid))
+            if claim is not None and claim.state.value != state:
+                self._claims[driver, uid] = replace(claim, state=State(state))
         self._rows = rows
-        return True
+        return {*gone, *new}
 
     def _learn(self, key: Key, created: float) -> None:
         record = self._journal.get(*key)
@@ -157,7 +159,8 @@ class ContainerClaims:
         self._created[key] = created
         self._claims[key] = claim
         self._markers.update({marker(*key, index): (key, index) for index in range(claim.devices)})
-        self._cpus = None
+        if self._cpus is not None:
+            self._cpus |= claim.cpus
 
     def _forget(self, key: Key) -> None:
         del self._created[key]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from dradriver.backend import BackendError
 from dradriver.claims import Claim, ClaimError, ClaimNotFoundError, ClaimSource, read_claim
@@ -55,6 +55,29 @@ EXPECTED = (
 """Failures whose own text tells the reader of a pod's event what is wrong."""
 
 
+class Admission(Protocol):
+    """Has a say in what is prepared. Quick, and for any thread."""
+
+    def check(self, record: Record) -> None:
+        """Refuse a claim, new or prepared, whose containers cannot be given now what they are promised.
+
+        Raises BackendError; TransientError where that may pass.
+        """
+
+    def reserve(self, record: Record) -> None:
+        """Refuse a new claim for what it takes from others. No other is journalled meanwhile. Raises BackendError."""
+
+
+class _Open:
+    """Admits everything."""
+
+    def check(self, record: Record) -> None:
+        """Admit it."""
+
+    def reserve(self, record: Record) -> None:
+        """Admit it."""
+
+
 class Engine:
     """Prepares and unprepares the claims of this node's drivers."""
 
@@ -68,6 +91,7 @@ class Engine:
         *,
         changed: Callable[[Pool], None] = lambda _: None,
         prepared: Callable[[Record, object], None] = lambda *_: None,
+        admission: Admission | None = None,
     ) -> None:
         """Take over the journal. Call `recover` before the first claim.
 
@@ -75,6 +99,7 @@ class Engine:
         changed   called when a claim's device was missing, and looking for it found the pool changed
         prepared  called with each claim that was prepared or found so, and with its object as it was read for that,
                   None where it could not be read; before the call is answered, so it must not wait for anything
+        admission may refuse claims; none are without it
         """
         self._pools = pools
         self._claims = claims
@@ -82,6 +107,7 @@ class Engine:
         self._boot = boot
         self._changed = changed
         self._prepared = prepared
+        self._admission = admission or _Open()
         self._closed = threading.Event()
         self._locks = Locks()
         self._unsettled = Unsettled()
@@ -176,7 +202,7 @@ class Engine:
                 self._lifecycle.undo(Progress(settled), deadline)
                 settled = None
             if settled:
-                made: Record | None = self._lifecycle.repeat(settled)
+                made: Record | None = self._repeat(settled, deadline)
             else:
                 obj = self._read(ref, deadline) if obj is None else obj
                 made = self._begin(driver, ref, obj, deadline)
@@ -185,6 +211,10 @@ class Engine:
         given = answer(made)
         self._tell(made, obj)
         return given
+
+    def _repeat(self, settled: Record, deadline: float) -> Record:
+        retried(lambda: self._admission.check(settled), deadline, self._closed)
+        return self._lifecycle.repeat(settled)
 
     def _read(self, ref: ClaimRef, deadline: float) -> object:
         """Return the claim's object, asking again while that may help."""
@@ -241,7 +271,7 @@ class Engine:
             return None
         if time.monotonic() >= deadline:
             raise TimeoutError("the time of the call was over before anything was done")
-        progress, planned = self._reserve(parts, claim, driver)
+        progress, planned = retried(lambda: self._reserve(parts, claim, driver), deadline, self._closed)
         try:
             self._lifecycle.execute(progress, planned, deadline)
         except HungError:
@@ -275,6 +305,8 @@ class Engine:
             planned = plan(parts, {kind: self._journal.held(plan_prefix(kind)) for kind in kinds})
             holds = take(planned.draws, self._journal.taken, self._journal.holders)
             made = record(planned, claim, driver, self._boot, holds)
+            self._admission.check(made)
+            self._admission.reserve(made)
             self._journal.insert(made)
         return Progress(made), planned
 

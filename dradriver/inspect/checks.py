@@ -17,6 +17,7 @@ from dradriver.inspect.kubelet import (
     check_same_path,
     check_socket_paths,
 )
+from dradriver.inspect.nri import check_nri, told_status
 from dradriver.inspect.published import check_published
 from dradriver.inspect.result import Check, counted, error, ok, warning
 from dradriver.inspect.runtime import check_runtime
@@ -71,6 +72,7 @@ def check_node(settings: Settings | SettingsError, *, own_directory: bool) -> li
         *_kubelet(settings, mountinfo, active, own_directory=own_directory),
         *_cdi(settings, records),
         *check_runtime(host, settings.cdi, own_directory=own_directory),
+        check_nri(settings.runtime, told_status(settings.state), active=active),
     ]
 
 

@@ -1,10 +1,11 @@
-"""Messages and services between the kubelet and a DRA driver, generated from the .proto files beside them.
+"""What the kubelet, a container runtime and a DRA driver tell each other, generated from the .proto files beside it.
 
 `registration` is the registration of a plugin; `dra_v1` and `dra_v1beta1` are Prepare and Unprepare;
 `health_v1` and `health_v1alpha1` are the health stream. Each has a module of messages (`dra_v1_pb2`, with its
-types in the .pyi) and one of the service's stub and servicer (`dra_v1_pb2_grpc`). `hack/generate` makes them
-anew. Package, names and numbers are the kubelet's; the paths of the .proto files are ours, so that they can
-be loaded next to another copy of the kubelet's files.
+types in the .pyi) and one of the service's stub and servicer (`dra_v1_pb2_grpc`). `nri` are the messages of the
+container runtime's NRI, and `ttrpc` those that carry its calls. `hack/generate` makes them anew. Package, names and
+numbers are those of the kubelet, NRI and ttrpc; the paths of the .proto files are ours, so that they can be loaded
+next to another copy of those files.
 
 The constants are what a driver says of itself at registration. They are labels only: the path of a call comes
 from the proto package, such as `/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources`.

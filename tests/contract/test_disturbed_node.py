@@ -17,7 +17,7 @@ import pytest
 
 from crashes import Bench, Scenario, Worker, directory, scenario, shares, some, worker
 from dradriver.engine import JournalError
-from dradriver.engine.journal import MIGRATIONS
+from dradriver.engine.schema import MIGRATIONS
 from dradriver_fake import reboot
 from lever import eventually
 from wholenode import Instance, active, cdi_files, check_nothing_left, hardware, tables
