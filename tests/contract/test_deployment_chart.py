@@ -27,6 +27,7 @@ from chart import (
 )
 from dradriver.config import Settings, load
 from dradriver.daemon import STOP_SECONDS
+from dradriver_gpu.options import GpuOptions
 
 
 @pytest.fixture(params=SETS, ids=list(SETS))
@@ -79,7 +80,8 @@ def test_the_daemon_takes_the_configuration(values: Mapping[str, Any], tmp_path:
     assert str(settings.kubelet_root) == values.get("kubeletRoot", "/var/lib/kubelet")
     assert str(settings.cdi) == values.get("cdiDirectory", "/var/run/cdi")
     if "fake" not in values.get("config", {}):
-        assert str(settings.host_root) == "/"
+        has_gpus = any("gpu" in kinds for _, kinds in settings.drivers)
+        assert str(settings.host_root) == ("/host" if has_gpus else "/")
 
 
 def test_the_drivers_are_those_of_the_daemon_where_none_are_named(tmp_path: Path) -> None:
@@ -142,12 +144,57 @@ def test_the_pod_may_do_nothing_that_cpus_memory_and_fake_nodes_do_not_need() ->
             "runAsUser": 0,
             "runAsGroup": 0,
         }
-        paths = [volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume]
-        assert paths == ["/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/var/run/cdi"]
+        runtime = [] if values else ["/var/run/nri"]
+        assert host_paths(found) == [
+            "/var/lib/kubelet/plugins",
+            "/var/lib/kubelet/plugins_registry",
+            "/var/run/cdi",
+            *runtime,
+        ]
+
+
+def host_paths(found: list[Object]) -> list[str]:
+    volumes = only(found, "DaemonSet")["spec"]["template"]["spec"]["volumes"]
+    return [volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume]
 
 
 def driver(*kinds: str) -> dict[str, Any]:
     return {"drivers": [{"name": "a.example.com", "backends": list(kinds)}]}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, "/var/run/nri"),
+        ({"nri": {"enabled": "auto", "index": "07"}}, "/var/run/nri"),
+        ({"nri": {"socket": "/run/other/nri.sock"}}, "/run/other"),
+        ({"nri": {"enabled": False}}, None),
+        (driver("memory"), "/var/run/nri"),
+        (driver("gpu"), None),
+        (driver("gpu") | {"nri": {"enabled": True}}, "/var/run/nri"),
+        ({"fake": {"node": "dgx-h100"}}, None),
+        ({"fake": {"node": "dgx-h100"}, "nri": {"enabled": True}}, "/var/run/nri"),
+    ],
+    ids=lambda value: json.dumps(value)[:60],
+)
+def test_the_runtimes_socket_is_seen_where_it_is_needed(
+    config: dict[str, Any], expected: str | None, tmp_path: Path
+) -> None:
+    """Its directory, which may come before the socket does, and is there when the runtime makes another one."""
+    helm()
+    found = render({"config": config})
+    runtime = settings_of(found, tmp_path).runtime
+    volumes = only(found, "DaemonSet")["spec"]["template"]["spec"]["volumes"]
+    made = [volume for volume in volumes if volume.get("hostPath", {}).get("path") == expected]
+    mounts = container(found)["volumeMounts"]
+    if expected is None:
+        assert not [mount for mount in mounts if "nri" in mount["mountPath"]]
+        return
+    assert runtime.join
+    assert str(runtime.socket.parent) == expected
+    (volume,) = made
+    assert volume["hostPath"]["type"] == "DirectoryOrCreate"
+    assert {"name": volume["name"], "mountPath": expected} in mounts
 
 
 def test_cards_need_the_hosts_network_but_not_all_of_the_host() -> None:
@@ -178,6 +225,34 @@ def test_gpus_need_device_nodes_and_no_network() -> None:
     assert "/dev" in [mount["mountPath"] for mount in container(found)["volumeMounts"]]
 
 
+def test_the_driver_of_gpus_is_found_below_the_host_root_and_what_is_kept_of_them_is_written_there(
+    tmp_path: Path,
+) -> None:
+    helm()
+    found = render({"config": driver("gpu", "cpu")})
+    settings = settings_of(found, tmp_path)
+    volumes = {
+        volume["name"]: volume["hostPath"]
+        for volume in only(found, "DaemonSet")["spec"]["template"]["spec"]["volumes"]
+        if "hostPath" in volume
+    }
+    mounts = container(found)["volumeMounts"]
+    (whole,) = [mount for mount in mounts if mount["mountPath"] == str(settings.host_root)]
+    assert volumes[whole["name"]] == {"path": "/", "type": "Directory"}
+    assert (whole["readOnly"], whole["mountPropagation"]) == (True, "HostToContainer")
+    kept = GpuOptions().run_directory
+    for path in (kept, f"{settings.host_root}{kept}"):
+        (mount,) = [one for one in mounts if one["mountPath"] == path]
+        assert mount.keys() == {"name", "mountPath"}
+        assert volumes[mount["name"]] == {"path": kept, "type": "DirectoryOrCreate"}
+
+
+def test_the_whole_host_is_seen_for_gpus_that_are_there_only() -> None:
+    helm()
+    for values in ({}, FAKE, GROUPED, {"config": driver("cpu", "nic")}):
+        assert "/" not in host_paths(render(values))
+
+
 def test_a_backend_of_ones_own_gets_what_it_needs_only_while_it_is_used() -> None:
     helm()
     access = {"access": {"scratch": {"capabilities": ["CHOWN"], "paths": [{"path": "/s", "readOnly": True}]}}}
@@ -205,11 +280,16 @@ def test_the_kubelets_directories_are_at_the_same_path_inside_and_outside(values
     outside = {
         volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume
     }
-    inside = {mount["name"]: mount["mountPath"] for mount in container(found)["volumeMounts"]}
+    inside = {
+        mount["name"]: mount["mountPath"]
+        for mount in container(found)["volumeMounts"]
+        if not mount["mountPath"].startswith("/host/")
+    }
     root = values.get("kubeletRoot", "/var/lib/kubelet")
     assert {f"{root}/plugins", f"{root}/plugins_registry", values.get("cdiDirectory", "/var/run/cdi")} <= set(
         outside.values()
     )
+    outside.pop("host-root", None)
     assert all(inside[name] == path for name, path in outside.items())
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from chart import CHART, helm, render
-from dradriver.config import Config, DriverConfig, Kubernetes, Log
+from dradriver.config import Config, DriverConfig, Kubernetes, Log, Nri
 from dradriver_fake import FakeOptions
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -42,11 +42,20 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"config": {"kubernetes": {"claimStatus": "yes"}}}, "/config/kubernetes/claimStatus"),
     ({"config": {"fake": {}}}, "/config/fake"),
     ({"config": {"fake": {"node": "dgx-h100", "directory": "/d"}}}, "'directory'"),
+    ({"config": {"nri": {"enabled": "yes"}}}, "/config/nri/enabled"),
+    ({"config": {"nri": {"socket": "nri.sock"}}}, "/config/nri/socket"),
+    ({"config": {"nri": {"socket": "/nri.sock"}}}, "/config/nri/socket"),
+    ({"config": {"nri": {"index": 50}}}, "/config/nri/index"),
+    ({"config": {"nri": {"index": "5"}}}, "/config/nri/index"),
+    ({"config": {"nri": {"name": "dradriver"}}}, "'name'"),
     ({"config": {"log": {"level": "loud"}}}, "/config/log/level"),
     ({"access": {"nic": {"capabilities": ["CAP_NET_ADMIN"]}}}, "/access/nic/capabilities/0"),
     ({"access": {"nic": {"capabilities": ["net_admin"]}}}, "/access/nic/capabilities/0"),
     ({"access": {"nic": {"hostPID": True}}}, "'hostPID'"),
+    ({"access": {"gpu": {"hostRoot": "/host"}}}, "/access/gpu/hostRoot"),
+    ({"access": {"cpu": {"nri": "/var/run/nri"}}}, "/access/cpu/nri"),
     ({"access": {"gpu": {"paths": ["/dev"]}}}, "/access/gpu/paths/0"),
+    ({"access": {"gpu": {"paths": [{"path": "/"}]}}}, "/access/gpu/paths/0/path"),
     ({"access": {"gpu": {"paths": [{"path": "/dev", "propagation": "Both"}]}}}, "/access/gpu/paths/0"),
     ({"deviceClasses": {"mine": {"name": "mine", "backend": "gpu"}}}, "expression"),
     ({"deviceClasses": {"gpu": {"name": "GPU"}}}, "/deviceClasses/gpu/name"),
@@ -114,6 +123,7 @@ def fields(kind: type[msgspec.Struct], *left_out: str) -> set[str]:
         ),
         ("drivers/items", fields(DriverConfig)),
         ("kubernetes", fields(Kubernetes, "kubeconfig", "context", "serviceAccount")),
+        ("nri", fields(Nri)),
         ("log", fields(Log)),
         ("fake", fields(FakeOptions, "directory")),
     ],

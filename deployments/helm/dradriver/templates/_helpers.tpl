@@ -71,6 +71,9 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- $_ := set $config "kubeletRoot" .Values.kubeletRoot -}}
 {{- $_ := set $config "cdi" .Values.cdiDirectory -}}
 {{- $_ := set $config "kubernetes" (default dict .Values.config.kubernetes) -}}
+{{- if (include "dradriver.access" . | fromJson).hostRoot -}}
+{{- $_ := set $config "hostRoot" "/host" -}}
+{{- end -}}
 {{- if .Values.metrics.enabled -}}
 {{- $_ := set $config "metrics" (dict "address" (printf ":%d" (int .Values.metrics.port))) -}}
 {{- end -}}
@@ -81,10 +84,13 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- define "dradriver.access" -}}
 {{- $fake := list -}}
 {{- if .Values.config.fake -}}
-{{- $fake = list "gpu" "nic" -}}
+{{- $fake = list "gpu" "nic" "cpu" "memory" -}}
 {{- end -}}
 {{- $privileged := false -}}
 {{- $hostNetwork := false -}}
+{{- $hostRoot := false -}}
+{{- $runtime := default dict .Values.config.nri -}}
+{{- $nri := eq (toString $runtime.enabled) "true" -}}
 {{- $capabilities := list -}}
 {{- $paths := dict -}}
 {{- range include "dradriver.drivers" . | fromJsonArray -}}
@@ -93,6 +99,8 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- $needs := default dict (get $.Values.access .) -}}
 {{- $privileged = or $privileged (default false $needs.privileged) -}}
 {{- $hostNetwork = or $hostNetwork (default false $needs.hostNetwork) -}}
+{{- $hostRoot = or $hostRoot (default false $needs.hostRoot) -}}
+{{- $nri = or $nri (default false $needs.nri) -}}
 {{- $capabilities = concat $capabilities (default list $needs.capabilities) -}}
 {{- range $needs.paths -}}
 {{- $_ := set $paths .path . -}}
@@ -100,11 +108,17 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if and $nri (ne (toString $runtime.enabled) "false") -}}
+{{- $directory := dir (default "/var/run/nri/nri.sock" $runtime.socket) -}}
+{{- if not (hasKey $paths $directory) -}}
+{{- $_ := set $paths $directory (dict "path" $directory "type" "DirectoryOrCreate") -}}
+{{- end -}}
+{{- end -}}
 {{- $sorted := list -}}
 {{- range keys $paths | sortAlpha -}}
 {{- $sorted = append $sorted (get $paths .) -}}
 {{- end -}}
-{{- dict "privileged" $privileged "hostNetwork" $hostNetwork "capabilities" ($capabilities | uniq | sortAlpha) "paths" $sorted | toJson -}}
+{{- dict "privileged" $privileged "hostNetwork" $hostNetwork "hostRoot" (and $hostRoot (not .Values.config.fake)) "capabilities" ($capabilities | uniq | sortAlpha) "paths" $sorted | toJson -}}
 {{- end -}}
 
 {{/*
