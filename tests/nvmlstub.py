@@ -167,7 +167,9 @@ class Stub:
     def _copy_to(self, path: Path) -> Path:
         """Copy the library: the dynamic loader takes one file for one library, wherever it is linked."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(build(self._missing), path)
+        new = path.with_name("nvml-stub.new")
+        shutil.copyfile(build(self._missing), new)
+        new.rename(path)  # a process that has the library loaded keeps the file that it has
         return path
 
     def install(self, root: Path, directory: str = f"usr/lib/{MULTIARCH}") -> Path:
