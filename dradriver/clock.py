@@ -16,6 +16,10 @@ class Clock:
         """Return the seconds since some point in the past, as time.monotonic() does."""
         return self._start + (time.monotonic() - self._start) * self._speed
 
+    def lasting(self, seconds: float) -> float:
+        """Return how many of its seconds pass in so many of the machine's."""
+        return seconds * self._speed
+
     def wait(self, event: threading.Event, seconds: float | None = None) -> bool:
         """Wait until the event is set or the seconds are over; return whether it is set."""
         return event.wait(None if seconds is None else max(0.0, seconds) / self._speed)

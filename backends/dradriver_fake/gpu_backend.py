@@ -23,6 +23,7 @@ from dradriver_fake.boards import Placement
 from dradriver_fake.gpu_devices import FAILED, GPU, MEMORY, READY, GPUInventory, content_of, mode_of, parts_of
 from dradriver_fake.gpu_hardware import GPUHardware
 from dradriver_fake.gpu_steps import CreatePartition, UseGPU
+from dradriver_fake.targets import remarks_of
 
 CONTAINER_DIR = "/run/dradriver-fake"
 
@@ -67,7 +68,7 @@ class FakeGpuBackend(FakeBackend[GPUInventory]):
             wanted = options.gpu_modes.get(facts.name, options.gpu_mode)
             mode = mode_of(facts, board, wanted)
             found.append(GPU(facts, board, mode, options.gpu_binding, self.places.of(facts)))
-        inventory = GPUInventory(tuple(found), self.script.ailments())
+        inventory = GPUInventory(tuple(found), self.script.ailments(), remarks_of(self))
         for name, gpu, placement in parts_of(inventory):
             if placement and inventory.ailments.of((name,), "vanish"):
                 self.is_lost((name, gpu.name))

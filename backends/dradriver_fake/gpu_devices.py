@@ -69,10 +69,11 @@ class GPU:
 
 @dataclass(frozen=True, slots=True)
 class GPUInventory:
-    """The GPUs on the bus, and what is wrong with them."""
+    """The GPUs on the bus, what is wrong with them, and with the fault script."""
 
     gpus: tuple[GPU, ...]
     ailments: Ailments
+    remarks: tuple[str, ...] = ()
 
 
 def mode_of(facts: GPUDevice, board: Board | None, wanted: GPUMode) -> GPUMode:
@@ -92,7 +93,7 @@ def content_of(inventory: GPUInventory) -> PoolContent:
         made = [*(_partition(gpu, placement, inventory.ailments) for placement in gpu.placements)]
         made.append(_whole(gpu, inventory.ailments))
         devices += [one for one in made if not inventory.ailments.of((one.name, gpu.name), "vanish")]
-    return PoolContent(tuple(devices), tuple(counter_sets))
+    return PoolContent(tuple(devices), tuple(counter_sets), warnings=inventory.remarks)
 
 
 def amounts(profile: Profile) -> dict[str, Quantity]:

@@ -22,6 +22,7 @@ from dradriver_fake.facts import NICDevice, PCIFunction, VFDevice
 from dradriver_fake.nic_devices import BANDWIDTH, Card, Function, NICInventory, content_of
 from dradriver_fake.nic_hardware import NICHardware
 from dradriver_fake.nic_steps import AddLink, MoveNIC
+from dradriver_fake.targets import remarks_of
 from dradriver_fake.tree_pci import interface_of
 
 
@@ -71,7 +72,7 @@ class FakeNicBackend(FakeBackend[NICInventory]):
             mode = options.nic_modes.get(nic.name, options.nic_mode)
             virtual = [found for vf in facts.vfs if vf.vf.physfn == nic.bdf and (found := seen(vf, nic.name))]
             cards.append(Card(nic, mode, seen(nic, nic.name), tuple(virtual)))
-        return NICInventory(tuple(cards), self.script.ailments())
+        return NICInventory(tuple(cards), self.script.ailments(), remarks_of(self))
 
     def devices(self, inventory: NICInventory) -> PoolContent:
         """Offer physical functions, virtual ones, or shares."""

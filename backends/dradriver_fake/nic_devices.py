@@ -66,10 +66,11 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class NICInventory:
-    """The cards, and what is wrong with them."""
+    """The cards, what is wrong with them, and with the fault script."""
 
     cards: tuple[Card, ...]
     ailments: Ailments
+    remarks: tuple[str, ...] = ()
 
     def functions(self) -> Iterator[tuple[Card, Function]]:
         """Yield every function that is offered, with its card."""
@@ -91,7 +92,7 @@ def content_of(inventory: NICInventory) -> PoolContent:
         for card in inventory.cards
         if card.facts.nic.default_route
     ]
-    return PoolContent(tuple(devices), tuple(counter_sets), tuple(notes))
+    return PoolContent(tuple(devices), tuple(counter_sets), tuple(notes), inventory.remarks)
 
 
 def _has_counters(card: Card) -> bool:

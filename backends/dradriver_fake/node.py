@@ -22,6 +22,7 @@ from dradriver_fake.gpu_backend import FakeGpuBackend
 from dradriver_fake.hardware import Hardware, write_json
 from dradriver_fake.nic_backend import FakeNicBackend
 from dradriver_fake.options import FakeOptions
+from dradriver_fake.targets import Targets
 from dradriver_fake.tree import build_tree
 from dradriver_fake.yamlfile import parse_yaml
 
@@ -69,6 +70,7 @@ class FakeNode:
         if not self._is_there(hardware, digest):
             self._build(read_facts(data, f"fake.node: {name}"), digest)
         self._check_modes(hardware.facts)
+        self._check_faults(hardware.facts)
         write_json(hardware.directory / "options.json", msgspec.to_builtins(self.options))
 
     def _source(self) -> tuple[str, bytes]:
@@ -142,3 +144,8 @@ class FakeNode:
                     raise ConfigError(
                         f"fake.{field}", f"{shown(name)} is none of {', '.join(names) or 'none'}"
                     )
+
+    def _check_faults(self, facts: NodeFacts) -> None:
+        objections = Targets.of(facts, self.options).objections(self.options.faults)
+        for index, field, reason in objections:
+            raise ConfigError(f"fake.faults[{index}].{field}", reason)

@@ -93,6 +93,10 @@ class Script:
         ]
         return Ailments(tuple(there))
 
+    def from_file(self) -> tuple[Fault, ...]:
+        """Return the faults of the file. Raises UnavailableError where it is wrong."""
+        return tuple(fault for _, fault in self._faults()[len(self._hardware.options.faults) :])
+
     def reach(self, point: Point, names: Sequence[str]) -> None:
         """Let happen what happens at an operation on what goes by these names.
 

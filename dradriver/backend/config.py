@@ -11,6 +11,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 
+from dradriver.backend.wording import worded
 from dradriver.model.text import shown
 
 API_VERSION = "dradriver.io/v1alpha1"
@@ -82,9 +83,8 @@ def _explain(kind: Any, value: object, path: str, message: str) -> ConfigError:
         values = ", ".join(_choices(_type_at(kind, keys)))
         return ConfigError(full, f"{_found(value, keys)} is not one of {values}")
     if match and match["key"]:
-        return ConfigError(full, f"a key: {_line(reason)}")
-    found = _found(value, keys)
-    return ConfigError(full, _line(reason) + (f", found {found}" if found is not None else ""))
+        return ConfigError(full, f"a key: {_line(worded(reason, None))}")
+    return ConfigError(full, _line(worded(reason, _type_at(kind, keys), _found(value, keys))))
 
 
 def _named(kind: Any, value: Any, parts: Sequence[_Key]) -> list[_Key]:
@@ -148,6 +148,8 @@ def _choices(kind: Any) -> list[str]:
     for candidate in [kind, *get_args(kind)]:
         if isinstance(candidate, type) and issubclass(candidate, Enum):
             choices += [str(member.value) for member in candidate]
+        elif candidate is bool:
+            choices += ["true", "false"]
         elif isinstance(candidate, str | int) and not isinstance(candidate, bool):
             choices.append(str(candidate))
         else:

@@ -9,7 +9,7 @@ from dradriver.backend import TransientError
 from dradriver.claims.decode import ClaimError
 from dradriver.claims.source import ClaimNotFoundError
 from dradriver.clock import SYSTEM, Clock
-from dradriver.kube import Client, KubeError, StatusError, claim_path
+from dradriver.kube import Client, KubeError, MalformedError, StatusError, claim_path
 from dradriver.model import ClaimRef
 
 GET_SECONDS = 8.0
@@ -29,7 +29,8 @@ class ApiClaims:
     def get(self, ref: ClaimRef, deadline: float) -> Any:
         """Return the claim of that namespace and name, as it is now.
 
-        Raises ClaimNotFoundError; ClaimError where the server refuses; TransientError where asking again may help.
+        Raises ClaimNotFoundError; ClaimError where the server refuses, or what it has is not readable;
+        TransientError where asking again may help.
         """
         try:
             return self._client.get(
@@ -44,6 +45,8 @@ class ApiClaims:
             if error.code in _PASSING or error.code >= 500:
                 raise TransientError(f"the claim cannot be read now: {error}") from None
             raise ClaimError(_refusal(error)) from None
+        except MalformedError as error:
+            raise ClaimError(f"the claim cannot be read: {error}") from None
         except KubeError as error:
             raise TransientError(f"the claim cannot be read now: {error}") from None
 

@@ -65,8 +65,14 @@ class _Allocation(_Lenient, frozen=True, rename="camel"):
     devices: _Devices = _Devices()
 
 
+class _Consumer(_Lenient, frozen=True, rename="camel"):
+    resource: str = ""
+    uid: str = ""
+
+
 class _Status(_Lenient, frozen=True, rename="camel"):
     allocation: _Allocation | None = None
+    reserved_for: tuple[_Consumer, ...] | None = None
 
 
 class _Metadata(_Lenient, frozen=True, rename="camel"):
@@ -108,12 +114,14 @@ class Claim:
     """An allocated claim: the results of all drivers, and the configuration, class before claim.
 
     pod_claim   what the pod calls a claim that was made from a template, else empty
+    pods        the UIDs of the pods that it is reserved for by name
     """
 
     ref: ClaimRef
     results: tuple[Allocated, ...]
     configs: tuple[OpaqueConfig, ...]
     pod_claim: str = ""
+    pods: tuple[str, ...] = ()
 
 
 def claim_ref(obj: object) -> ClaimRef:
@@ -152,7 +160,9 @@ def read_claim(obj: object, ref: ClaimRef, driver: str = "") -> Claim:
         for entry, where in entries
         if entry.opaque
     )
-    return Claim(ref, results, configs, _pod_claim(claim.metadata.annotations or {}))
+    consumers = (claim.status.reserved_for if claim.status else None) or ()
+    pods = tuple(dict.fromkeys(one.uid for one in consumers if one.resource == "pods" and one.uid))
+    return Claim(ref, results, configs, _pod_claim(claim.metadata.annotations or {}), pods)
 
 
 def _pod_claim(annotations: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dradriver.backoff import delays
@@ -17,6 +17,7 @@ from dradriver.claimstatus.devices import device_statuses, digest, is_told
 from dradriver.clock import SYSTEM, Clock
 from dradriver.engine import Journal, JournalError, Record, State
 from dradriver.kube import Client, KubeError, StatusError, claim_path
+from dradriver.kube.limits import spread
 from dradriver.model import ClaimRef, shown
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,12 @@ MAX_WAITING = 4096
 MAX_FAILURES = 3
 """Claims in a row that may fail before the server is left alone for a while."""
 
+MAX_REFUSALS = 5
+"""How often a claim is sent that the server says is wrong: now and then a webhook or a proxy says so in error."""
+
+MAX_PAUSE_SECONDS = 30.0
+"""The longest that the server may ask to be left alone."""
+
 IDLE_SECONDS = 0.5
 
 Key = tuple[str, str]
@@ -55,12 +62,20 @@ class _Waiting:
     since      time of the clock at which it began to wait
     seen       its object as it was read last, None where it was not read
     expected   the drivers that it has devices of, as far as is known
+    due        time of the clock before which it is not tried again
+    attempts   how often the server said no to it
+    refusals   how often of these for what it says
+    trouble    what the server said last; empty where it is not to be told yet
     """
 
     ref: ClaimRef
     since: float
     seen: "_Seen | None" = None
     expected: frozenset[str] = frozenset()
+    due: float = 0.0
+    attempts: int = 0
+    refusals: int = 0
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +127,7 @@ class ClaimStatusWriter:
         self._look_through()
         waits = delays(FIRST_WAIT, LONGEST_WAIT)
         while not stop.is_set():
-            if not self._some.wait(IDLE_SECONDS):
+            if not self._some.wait(IDLE_SECONDS) and not self._is_due():
                 continue
             if self._clock.wait(stop, COLLECT_SECONDS):
                 return
@@ -122,26 +137,48 @@ class ClaimStatusWriter:
             else:
                 self._clock.wait(stop, next(waits) + _extra_wait(trouble))
 
+    def _is_due(self) -> bool:
+        """Whether a claim that was put off is to be tried again."""
+        now = self._clock.now()
+        with self._guard:
+            return any(waiting.due <= now for waiting in self._waiting.values())
+
     def _add(self, ref: ClaimRef, seen: _Seen | None = None, expected: frozenset[str] = frozenset()) -> None:
         with self._guard:
             earlier = self._waiting.get(ref.uid)
             if earlier or len(self._waiting) < MAX_WAITING:
-                since = earlier.since if earlier else self._clock.now()
-                self._waiting[ref.uid] = _Waiting(ref, since, seen, expected)
+                waiting = earlier or _Waiting(ref, self._clock.now())
+                self._waiting[ref.uid] = replace(waiting, seen=seen, expected=expected)
             else:
                 self._overflown = True
             self._some.set()
 
     def _put_back(self, waiting: _Waiting) -> None:
-        """Let a claim wait again, unless it came anew meanwhile."""
+        """Let a claim wait again; where it came anew meanwhile, as it was read then."""
+        uid = waiting.ref.uid
         with self._guard:
-            self._waiting.setdefault(waiting.ref.uid, waiting)
-            self._some.set()
+            anew = self._waiting.get(uid)
+            self._waiting[uid] = replace(waiting, seen=anew.seen, expected=anew.expected) if anew else waiting
+            if waiting.due <= self._clock.now():
+                self._some.set()
+
+    def _put_off(self, waiting: _Waiting, error: StatusError) -> None:
+        """Let a claim wait until it is worth another attempt; the others do not wait for it."""
+        attempts = waiting.attempts + 1
+        back_off = min(FIRST_WAIT * 2 ** min(attempts, 10), LONGEST_WAIT)
+        due = self._clock.now() + spread(back_off) + _extra_wait(error)
+        if may_pass(error):
+            self._put_back(replace(waiting, due=due, attempts=attempts, trouble=str(error)))
+        else:
+            self._put_back(replace(waiting, due=due, attempts=attempts, refusals=waiting.refusals + 1))
 
     def _take(self) -> list[_Waiting]:
+        """Take out the claims that are due."""
+        now = self._clock.now()
         with self._guard:
-            taken = list(self._waiting.values())
-            self._waiting.clear()
+            taken = [waiting for waiting in self._waiting.values() if waiting.due <= now]
+            for waiting in taken:
+                del self._waiting[waiting.ref.uid]
             self._taken = len(taken)
             self._some.clear()
             return taken
@@ -154,7 +191,7 @@ class ClaimStatusWriter:
                 self._add(record.ref)
 
     def _write_all(self, stop: threading.Event) -> Exception | None:
-        """Write all claims that wait; return what stands in the way of those that still do."""
+        """Write all claims that are due; return what stands in the way of all of them, not of single ones."""
         trouble: Exception | None = None
         told: dict[Key, str] = {}
         failures = 0
@@ -167,9 +204,13 @@ class ClaimStatusWriter:
                 try:
                     told |= self._write(pending[0], known)
                     failures = 0
+                except StatusError as error:
+                    failures += may_pass(error)
+                    trouble = error if failures == MAX_FAILURES else None
+                    self._put_off(pending[0], error)
                 except KubeError as error:
                     trouble = error
-                    failures += 1 if isinstance(error, StatusError) else MAX_FAILURES
+                    failures = MAX_FAILURES
                     self._put_back(pending[0])
                 pending.popleft()
                 if pending:
@@ -188,8 +229,11 @@ class ClaimStatusWriter:
         return trouble
 
     def _catch_up(self) -> None:
+        """Look for claims that found no room, once there is some and nothing is left that could be written now."""
+        now = self._clock.now()
         with self._guard:
-            due = self._overflown and not self._waiting
+            put_off = sum(waiting.due > now for waiting in self._waiting.values())
+            due = self._overflown and len(self._waiting) == put_off < MAX_WAITING
             self._overflown = self._overflown and not due
         if due:
             self._look_through()
@@ -197,7 +241,7 @@ class ClaimStatusWriter:
     def _write(self, waiting: _Waiting, known: Mapping[Key, str]) -> dict[Key, str]:
         """Write one claim, if that is needed; return what its parts were told, nothing where nothing was said yet.
 
-        Raises KubeError where trying again may help.
+        Raises KubeError where trying again may help, or has not been tried often enough to say that it does not.
         """
         ref = waiting.ref
         found = (self._journal.get(driver, ref.uid) for driver in self._drivers)
@@ -226,7 +270,7 @@ class ClaimStatusWriter:
             )
             self._applied[ref.uid] = _version(stored)
         except StatusError as error:
-            if may_pass(error):
+            if may_pass(error) or not (is_over(error) or waiting.refusals + 1 >= MAX_REFUSALS):
                 raise
             level = logging.DEBUG if is_over(error) else logging.WARNING
             log.log(level, "status of claim %s is not written: %s", ref, shown(str(error), 500)[1:-1])
@@ -247,7 +291,11 @@ class ClaimStatusWriter:
             return is_told(entries, seen.status)
         return all(known.get(key) == value for key, value in digests.items())
 
-    def _note(self, trouble: Exception | None) -> None:
+    def _note(self, failure: Exception | None) -> None:
+        """Tell what stands in the way of all claims or of one; nothing as long as it is the same way."""
+        with self._guard:
+            put_off = [waiting.trouble for waiting in self._waiting.values() if waiting.trouble]
+        trouble = str(failure) if failure else next(iter(put_off), "")
         if trouble and not self._trouble:
             log.warning("the status of claims cannot be written, and is tried again: %s", trouble)
         elif self._trouble and not trouble:
@@ -315,4 +363,6 @@ def _extra_wait(trouble: Exception) -> float:
     """Return the seconds to wait beyond the back-off."""
     if not isinstance(trouble, StatusError):
         return 0.0
-    return FORBIDDEN_WAIT if trouble.code in {401, 403} else trouble.retry_after or 0.0
+    if trouble.code in {401, 403}:
+        return FORBIDDEN_WAIT
+    return spread(min(trouble.retry_after or 0.0, MAX_PAUSE_SECONDS))

@@ -11,7 +11,7 @@ from dradriver.claims import ClaimError, claim_ref, read_claim
 from dradriver.cli.context import Node, fail, pass_node
 from dradriver.cli.inspect import check, replay, snapshot, topology
 from dradriver.cli.kubelet import kubelet
-from dradriver.cli.lookup import find_claim
+from dradriver.cli.lookup import fail_claim, find_claim
 from dradriver.cli.output import Output, output_option, plain, print_table, show
 from dradriver.cli.sim import sim
 from dradriver.cli.views import claim_view, device_rows, device_view, plan_tables, plan_view, print_claims
@@ -143,7 +143,7 @@ def plan(node: Node, claim: str, output: Output) -> None:
             if any(result.driver == driver for result in decoded.results)
         ]
     except (ClaimError, HeldError, BackendError) as error:
-        fail(f"claim {claim}: {error}")
+        fail_claim(claim, obj, error)
     finally:
         if view:
             view.close()

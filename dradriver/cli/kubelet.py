@@ -15,7 +15,7 @@ import yaml
 
 from dradriver.claims import ClaimError, DirectoryClaims, claim_ref, read_claim
 from dradriver.cli.context import Misuse, Node, fail, pass_node
-from dradriver.cli.lookup import find_claim
+from dradriver.cli.lookup import fail_claim, find_claim
 from dradriver.cli.output import Output, output_option, print_table, show
 from dradriver.cli.views import device_text
 from dradriver.documents import read_documents
@@ -128,12 +128,12 @@ def prepare(
     made = None
     if claim:
         obj = find_claim(node, claim)
-        ref, drivers = _drivers(obj)
+        ref, drivers = _drivers(claim, obj)
         if Path(claim).is_file() and node.settings.claims.is_dir() and not node.settings.kubernetes:
             made = _put(node, ref, obj)
     else:
         obj, made = _new_claim(node, name, namespace, devices, parameters)
-        ref, drivers = _drivers(obj)
+        ref, drivers = _drivers(f"{namespace}/{name}", obj)
     answers: dict[str, tuple[PreparedDevice, ...] | str] = {}
     with _kubelet(node) as small:
         for driver in drivers:
@@ -221,12 +221,12 @@ def _published(node: Node) -> list[Mapping[str, Any]]:
     return found
 
 
-def _drivers(obj: Any) -> tuple[ClaimRef, list[str]]:
+def _drivers(text: str, obj: Any) -> tuple[ClaimRef, list[str]]:
     try:
         ref = claim_ref(obj)
         results = read_claim(obj, ref).results
     except ClaimError as error:
-        fail(str(error))
+        fail_claim(text, obj, error)
     drivers = list(dict.fromkeys(result.driver for result in results))
     if not drivers:
         fail(f"claim {ref} has no allocated devices")
@@ -311,7 +311,7 @@ def unprepare(node: Node, claim: str, only: Sequence[str], uid: str | None, outp
             raise Misuse("--uid needs --driver: only the claim tells the drivers")
     else:
         obj = find_claim(node, claim)
-        ref, drivers = _drivers(obj)
+        ref, drivers = _drivers(claim, obj)
         drivers = [driver for driver in drivers if not only or driver in only]
     with _kubelet(node) as small:
         answers = {driver: small.unprepare(driver, [ref])[ref.uid] for driver in drivers}

@@ -1,7 +1,7 @@
 """Finding the claim that a command names."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dradriver.claims import DirectoryClaims
 from dradriver.claims.directory import MAX_FILE
@@ -32,6 +32,15 @@ def find_claim(node: Node, text: str) -> Any:
     if obj is None:
         fail(f"{text}: no such file, and no such claim in {node.settings.claims}")
     return obj
+
+
+def fail_claim(text: str, obj: Any, error: Exception) -> NoReturn:
+    """End the command for what is wrong with the claim `obj` that was named by `text`."""
+    metadata = obj.get("metadata") if isinstance(obj, dict) else None
+    hint = ""
+    if isinstance(metadata, dict) and not metadata.get("uid"):
+        hint = "; the API server gives a claim its uid: take the claim from there (kubectl get resourceclaim -o yaml)"
+    fail(f"claim {text}: {error}{hint}")
 
 
 def _at_the_server(node: Node, namespace: str, name: str) -> Any:

@@ -83,12 +83,23 @@ def claim_view(record: Record) -> dict[str, Any]:
             {
                 "phase": step.phase.value,
                 "step": step.text,
-                **({"state": step.state.value, "facts": step.facts} if step.phase is Phase.PREPARE else {}),
+                **(
+                    {"state": step.state.value, "facts": step.facts}
+                    if step.phase is not Phase.CONTAINER
+                    else {}
+                ),
             }
             for step in record.steps
         ],
+        **_pod_view(record),
         **({"message": record.message} if record.message else {}),
     }
+
+
+def _pod_view(record: Record) -> dict[str, Any]:
+    """Return the pod whose sandbox a claim is in, if it is in one."""
+    sandbox = record.sandbox
+    return {"pod": {"uid": sandbox.pod, "sandbox": sandbox.id}} if sandbox and sandbox.id else {}
 
 
 def print_claims(views: Sequence[Mapping[str, Any]], now: datetime) -> None:
@@ -103,6 +114,7 @@ def print_claims(views: Sequence[Mapping[str, Any]], now: datetime) -> None:
         lines += [("device", device_text(device)) for device in view["devices"]]
         lines += [("holds", hold_text(hold)) for hold in view["holds"]]
         lines += [("step", step_text(step)) for step in view["steps"]]
+        lines += [("in pod", view["pod"]["uid"])] if "pod" in view else []
         lines += [("waits", view["message"])] if "message" in view else []
         for word, text in lines:
             click.echo(f"  {word:<7} {plain(text)}")
@@ -120,8 +132,8 @@ def hold_text(hold: Mapping[str, Any]) -> str:
 
 
 def step_text(step: Mapping[str, Any]) -> str:
-    """Return a step and how far it is; those of the runtime are executed whenever a container is created."""
-    how = step["state"] if step["phase"] == Phase.PREPARE.value else f"at {step['phase']} creation"
+    """Return a step and how far it is; those of containers are executed whenever a container is created."""
+    how = step["state"] if "state" in step else f"at {step['phase']} creation"
     return f"{step['step']} ({how})"
 
 

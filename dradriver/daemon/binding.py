@@ -8,6 +8,7 @@ Facts: k8s.io/api/resource/v1 `DeviceRequestAllocationResult.bindingConditions`;
 """
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,6 +38,8 @@ REQUEST_SECONDS: Final = 10.0
 MAX_MESSAGE: Final = 1000
 MAX_FAILURES: Final = 3
 """Claims in a row that may fail before the server is left alone for a while."""
+MAX_REFUSALS: Final = 5
+"""How often a claim is sent that the server says is wrong: now and then a webhook or a proxy says so in error."""
 
 Place = tuple[str, str, str, str]
 """Driver, pool, device and share id (empty for none): by these the server tells entries apart."""
@@ -105,7 +108,8 @@ class BindingWatch:
         self._watch = ListWatch(client, CLAIMS, {}, self, clock=clock, name="claims")
         self._guard = threading.Lock()
         self._waiting: dict[str, _Waiting] = {}
-        self._answered: dict[str, str] = {}
+        self._answered: dict[str, int] = {}
+        self._refusals: dict[str, int] = {}
         self._due = threading.Event()
         self._failing = Complaint(
             log, "binding conditions cannot be written", "binding conditions are written", logging.WARNING
@@ -133,6 +137,7 @@ class BindingWatch:
                 found[uid] = self._waiting.get(uid) if self._is_old(uid, obj) else self._read(obj)
             self._waiting = {uid: waiting for uid, waiting in found.items() if waiting}
             self._answered = {uid: version for uid, version in self._answered.items() if uid in found}
+            self._refusals = {uid: times for uid, times in self._refusals.items() if uid in self._waiting}
         self._due.set()
 
     def changed(self, kind: str, obj: Mapping[str, Any]) -> None:
@@ -154,10 +159,12 @@ class BindingWatch:
             trouble = self._write_all(stop)
             if trouble:
                 self._failing.say(str(trouble))
+            else:
+                self._failing.end()
+            if trouble or self._refusals:
                 self._clock.wait(stop, next(waits))
                 self._due.set()
             else:
-                self._failing.end()
                 waits = delays(0.5, 10.0)
 
     def _take(self, uid: str, waiting: _Waiting | None) -> None:
@@ -166,14 +173,15 @@ class BindingWatch:
             self._due.set()
         else:
             self._waiting.pop(uid, None)
+            self._refusals.pop(uid, None)
 
     def _is_old(self, uid: str, obj: Mapping[str, Any]) -> bool:
         """Whether an object is older than the answer to what we wrote into it.
 
         The resource versions of a kind are numbers that rise (KEP-5504).
         """
-        version, answered = str(obj["metadata"].get("resourceVersion")), self._answered.get(uid, "")
-        return version.isdecimal() and answered.isdecimal() and int(version) < int(answered)
+        version = _version(obj)
+        return version is not None and version < self._answered.get(uid, 0)
 
     def _read(self, obj: Mapping[str, Any]) -> _Waiting | None:
         """Return a claim that waits for devices of ours, None for any other."""
@@ -189,7 +197,7 @@ class BindingWatch:
                 return None
         try:
             claim = msgspec.convert(obj, _Claim)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, RecursionError) as error:
             log.debug("a claim is passed over: %s", error)
             return None
         allocation = claim.status.allocation or _Allocation()
@@ -214,25 +222,37 @@ class BindingWatch:
                 break
             entries = [entry for result in claim.results if (entry := self._entry(claim, result))]
             if not _says_more(entries, claim.told):
+                with self._guard:
+                    self._refusals.pop(uid, None)
                 continue
             try:
                 answer = self._write(claim.ref, entries)
             except KubeError as error:
-                if isinstance(error, StatusError) and not may_pass(error):
-                    level = logging.DEBUG if is_over(error) else logging.WARNING
-                    log.log(level, "claim %s is not told of binding conditions: %s", claim.ref, error)
-                    answer = None
-                else:
+                if not isinstance(error, StatusError) or may_pass(error):
                     trouble = _explained(error)
                     failures += 1 if isinstance(error, StatusError) else MAX_FAILURES
                     continue
+                if not is_over(error) and self._is_worth_another(uid):
+                    continue
+                level = logging.DEBUG if is_over(error) else logging.WARNING
+                log.log(level, "claim %s is not told of binding conditions: %s", claim.ref, error)
+                answer = None
             failures = 0
             with self._guard:
+                self._refusals.pop(uid, None)
                 if self._waiting.get(uid) is claim:
                     self._take(uid, self._read(answer) if answer else None)
                 if answer:
-                    self._answered[uid] = str(answer["metadata"].get("resourceVersion"))
+                    self._answered[uid] = _version(answer) or 0
         return trouble
+
+    def _is_worth_another(self, uid: str) -> bool:
+        """Count a refusal; return whether the claim may be sent once more."""
+        with self._guard:
+            if uid not in self._waiting:
+                return False
+            self._refusals[uid] = self._refusals.get(uid, 0) + 1
+            return self._refusals[uid] < MAX_REFUSALS
 
     def _entry(self, claim: _Waiting, result: _Result) -> dict[str, Any] | None:
         """Return what the claim is told of one device; None where there is nothing to tell yet."""
@@ -301,6 +321,12 @@ def _explained(error: KubeError) -> OSError:
     return error
 
 
+def _version(obj: Mapping[str, Any]) -> int | None:
+    """Return the resource version of an object as a number."""
+    text = obj["metadata"].get("resourceVersion")
+    return int(text) if isinstance(text, str) and re.fullmatch("[0-9]{1,20}", text) else None
+
+
 def _place(result: _Result) -> Place:
     return result.driver, result.pool, result.device, result.share_id or ""
 
@@ -310,11 +336,15 @@ def _told(devices: Iterable[Mapping[str, Any]]) -> dict[Place, dict[str, str]]:
     return {
         _place_of(one): {
             str(condition.get("type")): str(condition.get("lastTransitionTime") or "")
-            for condition in one.get("conditions") or ()
+            for condition in _listed(one.get("conditions"))
             if isinstance(condition, Mapping) and condition.get("status") == "True"
         }
         for one in devices
     }
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _place_of(entry: Mapping[str, Any]) -> Place:

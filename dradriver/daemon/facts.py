@@ -39,3 +39,7 @@ class Facts:
     def active(self) -> bool:
         """Return whether this instance is the active one."""
         return self._daemon.gate.engine is not None
+
+    def reachable(self) -> bool | None:
+        """Return whether the API server answers and can be watched; None where there is none, or it is not tried."""
+        return self._daemon.reachable if self.active() else None

@@ -5,16 +5,17 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 
+from dradriver.daemon.metricserver import MetricServer
 from dradriver.daemon.publishing import Published
 
 log = logging.getLogger(__name__)
 
+_CALLS = ("prepare", "unprepare")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -33,11 +34,17 @@ class Facts(Protocol):
     def active(self) -> bool:
         """Return whether this instance is the active one."""
 
+    def reachable(self) -> bool | None:
+        """Return whether the API server answers and can be watched; None where there is none, or it is not tried."""
+
 
 class Metrics:
     """The metrics of one daemon."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, drivers: Iterable[str] = ()) -> None:
+        """Make the metrics; those of calls are there, with zeros, for each of the drivers from the beginning."""
+        # A series with a start time beside each counter and histogram: twice the series, and nobody asks for them.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._facts = facts
         self._calls = Histogram(
@@ -60,6 +67,11 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        for driver in drivers:
+            for call in _CALLS:
+                # A series that begins with the first failure has no rise that an alert could see.
+                self._calls.labels(driver, call)
+                self._failed.labels(driver, call)
         ProcessCollector(registry=self.registry)
         self.registry.register(_Gauges(facts))
 
@@ -77,7 +89,9 @@ class Metrics:
         """Return the loop that serves `/metrics`; it raises OSError where the address cannot be had."""
 
         def run(stop: threading.Event) -> None:
-            server, thread = self._start(host, port)
+            server = self._start(host, port)
+            thread = threading.Thread(target=server.serve, daemon=True)
+            thread.start()
             log.info("metrics are served at http://%s/metrics", _at(host, port))
             try:
                 stop.wait()
@@ -88,9 +102,9 @@ class Metrics:
 
         return run
 
-    def _start(self, host: str, port: int) -> tuple[WSGIServer, threading.Thread]:
+    def _start(self, host: str, port: int) -> MetricServer:
         try:
-            return start_http_server(port, host, self.registry)
+            return MetricServer(host, port, self.registry)
         except OSError as error:
             if host == "::" and error.errno in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}:
                 # A kernel without IPv6 has one kind of address only.
@@ -107,6 +121,14 @@ class _Gauges:
     def collect(self) -> Iterator[Metric]:
         pools = self._facts.published()
         yield _gauge("active", "Whether this instance is the active one.", [], [([], self._facts.active())])
+        reachable = self._facts.reachable()
+        if reachable is not None:
+            yield _gauge(
+                "api_reachable",
+                "Whether the API server answers and can be watched.",
+                [],
+                [([], reachable)],
+            )
         yield _gauge(
             "devices",
             "Devices by health.",

@@ -75,8 +75,8 @@ class Publishing:
         }
         self._withdrawing = Complaint(
             log,
-            "it is not seen to slices of pools that are no longer configured",
-            "it is seen to slices of pools that are no longer configured",
+            "slices of pools that are no longer configured cannot be looked for and removed",
+            "no slices of pools that are no longer configured are left",
         )
         self._restoring = Complaint(
             log,

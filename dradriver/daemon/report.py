@@ -13,6 +13,9 @@ from dradriver.nri import NriStatus
 FILE = "status.json"
 _MAX_BYTES = 4 << 20
 
+_Mark = tuple[int, int, int, int]
+"""Device, inode, time of the last change of the content, and size of a file."""
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -31,25 +34,36 @@ class Report:
 
 
 class Reporter:
-    """Writes the report where it changed."""
+    """Writes the report where it changed, or its file was changed or removed by somebody else."""
 
     def __init__(self, state: Path) -> None:
         self._path = state / FILE
         self._written: Report | None = None
+        self._mark: _Mark | None = None
 
     def write(self, report: Report) -> None:
         """Write the report beside and rename it into place. Raises OSError."""
-        if report == self._written:
+        if report == self._written and self._mark is not None and self._mark == _mark(self._path):
             return
         draft = self._path.with_name(f".{FILE}.tmp")
         try:
             draft.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+            mark = _mark(draft)
             draft.replace(self._path)
         except OSError:
             with contextlib.suppress(OSError):
                 draft.unlink(missing_ok=True)
             raise
-        self._written = report
+        self._written, self._mark = report, mark
+
+
+def _mark(path: Path) -> _Mark | None:
+    """Return what is another where the file was written to or replaced; None where there is none."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def read_report(state: Path) -> Report | None:

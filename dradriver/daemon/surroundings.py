@@ -22,6 +22,7 @@ class Surroundings(Protocol):
     """What the daemon has around it.
 
     server      URL of the API server; empty where there is none
+    reachable   whether the API server answers and can be watched; None where there is none
     binds       whether claims are told of binding conditions
     publisher   where the slices go
     claims      where the claims come from
@@ -29,6 +30,9 @@ class Surroundings(Protocol):
 
     @property
     def server(self) -> str: ...
+
+    @property
+    def reachable(self) -> bool | None: ...
 
     @property
     def binds(self) -> bool: ...
@@ -65,6 +69,7 @@ class Files:
     publisher: FilePublisher
     claims: DirectoryClaims
     server: str = ""
+    reachable: bool | None = None
     binds: bool = False
 
     def loops(self, journal: Journal) -> Sequence[Loop]:
@@ -106,6 +111,11 @@ class Cluster:
     def server(self) -> str:
         """URL of the API server."""
         return self.client.server
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the API server answers and can be watched."""
+        return not self.publisher.trouble
 
     @property
     def binds(self) -> bool:

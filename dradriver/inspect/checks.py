@@ -18,7 +18,7 @@ from dradriver.inspect.kubelet import (
     check_socket_paths,
 )
 from dradriver.inspect.nri import check_nri, told_status
-from dradriver.inspect.published import check_published
+from dradriver.inspect.published import check_published, unpublished_mend
 from dradriver.inspect.result import Check, counted, error, ok, warning
 from dradriver.inspect.runtime import check_runtime
 from dradriver.inspect.state import check_journal, check_lock, check_state_directory
@@ -31,6 +31,7 @@ from dradriver.inspect.system import (
     check_versions,
     unmade,
 )
+from dradriver.model import Health, PoolContent
 from dradriver.sim.kubelet import get_info, registration_sockets
 from dradriver.slices import Pool as SlicePool
 from dradriver.slices import pool_specs
@@ -68,7 +69,13 @@ def check_node(settings: Settings | SettingsError, *, own_directory: bool) -> li
         check_topology(topology),
         *backends,
         *state,
-        *check_published(settings.state, active=active, known={check.seen for check in backends}),
+        *check_published(
+            settings.state,
+            settings.node,
+            [name for name, _ in settings.drivers],
+            active=active,
+            known={check.seen for check in backends},
+        ),
         *_kubelet(settings, mountinfo, active, own_directory=own_directory),
         *_cdi(settings, records),
         *check_runtime(host, settings.cdi, own_directory=own_directory),
@@ -109,20 +116,14 @@ def check_pool(pool: Pool, node: str, known: Sequence[str] = ()) -> list[Check]:
     seen = "; ".join([counted(len(content.devices), "device"), *notes])
     made = pool_specs(SlicePool(pool.driver, node, pool.name), content)
     unpublished = [*map(str, made.left_out), *made.warnings]
-    sick = [device for device in content.devices if device.health.value == "Unhealthy"]
+    offered = sum(len(spec.get("devices", ())) for spec in made.specs)
     checks = [
         *(
             warning(name, text, "see the backend's options in docs/configuration.md")
             for text in content.warnings
         ),
-        *(
-            warning(name, text, "nothing where the rest will do: the rest is published")
-            for text in unpublished
-        ),
-        *(
-            warning(name, f"{device.name}: {device.health_message or 'unhealthy'}", "see to the device")
-            for device in sick
-        ),
+        *(warning(name, text, unpublished_mend(offered)) for text in unpublished),
+        *(warning(name, text, "repair or replace it: no new claim gets it") for text in _sick(content)),
     ]
     if not content.devices:
         return [
@@ -130,6 +131,19 @@ def check_pool(pool: Pool, node: str, known: Sequence[str] = ()) -> list[Check]:
             warning(name, seen, "nothing is offered: is the hardware there, and its driver loaded?"),
         ]
     return [ok(name, seen), *checks]
+
+
+def _sick(content: PoolContent) -> list[str]:
+    """Return what is said of unhealthy devices, once for all parts and variants of a thing of which the same is."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for device in content.devices:
+        if device.health is Health.UNHEALTHY:
+            found.setdefault((device.physical, device.health_message), []).append(device.name)
+    return [
+        (names[0] if len(names) == 1 else f"{thing} ({counted(len(names), 'device')})")
+        + f": {message or 'unhealthy'}"
+        for (thing, message), names in found.items()
+    ]
 
 
 def _state(

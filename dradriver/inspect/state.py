@@ -112,7 +112,8 @@ def check_journal(path: Path, boot: str | None) -> tuple[list[Check], list[Recor
                 "schema needs the version that wrote it",
             )
         ], None
-    seen = f"{path}: sound, {counted(len(records), 'claim')}"
+    # A claim has a record with each driver that has prepared it.
+    seen = f"{path}: sound, {counted(len({record.ref.uid for record in records}), 'claim')}"
     if records and boot and written and written != boot:
         first = warning(name, f"{seen}, of an earlier boot", "start the daemon, which settles them")
     else:

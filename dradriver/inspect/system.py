@@ -52,7 +52,8 @@ def check_topology(found: Topology) -> Check:
 
 def check_versions(host: Host) -> Check:
     """Name the versions of what matters. Where one is too old, nothing would have started."""
-    parts = [f"kernel {host.read_text('proc/sys/kernel/osrelease') or 'unknown'}"]
+    kernel = host.read_text("proc/sys/kernel/osrelease")  # a host that is made up has none
+    parts = [f"kernel {kernel}"] if kernel else []
     parts.append(f"Python {platform.python_version()}")
     for name in ("dradriver", "grpcio", "protobuf"):
         try:

@@ -2,11 +2,20 @@
 
 from dradriver.kube.client import Client, default_user_agent
 from dradriver.kube.connection import SERVICE_ACCOUNT, TLS, Access, Connection, in_cluster
-from dradriver.kube.errors import Cause, KubeError, StatusError, StoppedError, UnreachableError
+from dradriver.kube.errors import (
+    Cause,
+    KubeError,
+    MalformedError,
+    StatusError,
+    StoppedError,
+    UnreachableError,
+)
 from dradriver.kube.events import EventRecorder
 from dradriver.kube.kubeconfig import connect, from_kubeconfig
+from dradriver.kube.limits import spread
 from dradriver.kube.listwatch import Handler, ListWatch
 from dradriver.kube.paths import CLAIMS, EVENTS, NODES, SLICES, claim_path, node_path, slice_path
+from dradriver.kube.waking import Successes, Waking
 
 __all__ = [
     "CLAIMS",
@@ -23,9 +32,12 @@ __all__ = [
     "Handler",
     "KubeError",
     "ListWatch",
+    "MalformedError",
     "StatusError",
     "StoppedError",
+    "Successes",
     "UnreachableError",
+    "Waking",
     "claim_path",
     "connect",
     "default_user_agent",
@@ -33,4 +45,5 @@ __all__ = [
     "in_cluster",
     "node_path",
     "slice_path",
+    "spread",
 ]

@@ -14,10 +14,12 @@ import msgspec
 import urllib3
 
 from dradriver.clock import SYSTEM, Clock
+from dradriver.kube.answers import decode, decode_cut
 from dradriver.kube.connection import Access, Connection
-from dradriver.kube.errors import KubeError, UnreachableError, error_of_answer, one_line
+from dradriver.kube.errors import KubeError, MalformedError, error_of_answer, one_line
 from dradriver.kube.limits import Limits, Rate
 from dradriver.kube.transport import Transport, discard
+from dradriver.kube.waking import Successes
 
 DEFAULT_SECONDS = 30.0
 """For a request without a deadline of its own, with all that belongs to it."""
@@ -63,10 +65,10 @@ class Client:
     """A client of one API server. Safe to use from several threads, each of which has a connection of its own.
 
     Deadlines are times of the clock; without one a request has `DEFAULT_SECONDS`. Whatever goes wrong raises
-    KubeError: StatusError for an answer that says no, UnreachableError for none. A request is sent once, with two
-    exceptions: a connection that the server had closed while it was idle is replaced, and after a 401 credentials
-    that have changed meanwhile are tried. All else is the caller's, who knows what is worth a repetition.
-    Redirects are not followed. Warnings in answers are logged at level debug.
+    KubeError: StatusError for an answer that says no, MalformedError for one that cannot be read, UnreachableError for
+    none. A request is sent once, with two exceptions: a connection that the server had closed while it was idle is
+    replaced, and after a 401 credentials that have changed meanwhile are tried. All else is the caller's, who knows
+    what is worth a repetition. Redirects are not followed. Warnings in answers are logged at level debug.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Client:
     ) -> None:
         """`qps` requests a second are sent, after `burst` at once, beside urgent ones. `observed` must not raise."""
         self.clock = clock
+        self.successes = Successes()
         self._connection = connection
         self._headers = {"User-Agent": user_agent or default_user_agent(), "Accept": _JSON}
         self._rate = Rate(qps, burst, clock)
@@ -208,12 +211,12 @@ class Client:
     ) -> Any:
         limits = self._limits(self.clock.now() + DEFAULT_SECONDS if deadline is None else deadline, stop)
         transport, response = self._open(request, limits)
+        data = transport.read(response, limits)
         try:
-            return msgspec.json.decode(transport.read(response, limits))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise UnreachableError(
-                f"{self.server}: the answer is not JSON: {one_line(str(error), 200)}"
-            ) from None
+            # Only who asks for one object by its name needs to know that a part of it cannot be read.
+            return decode(data) if request.verb == "get" else decode_cut(data)
+        except MalformedError as error:
+            raise MalformedError(f"{self.server}: {error}") from None
 
     def _open(self, request: _Request, limits: Limits) -> tuple[Transport, urllib3.BaseHTTPResponse]:
         """Return an answer that says yes. Raises KubeError for all others."""
@@ -227,6 +230,7 @@ class Client:
         for warning in response.headers.getlist("Warning"):
             _log.debug("%s warns: %s", self.server, one_line(warning))
         if 200 <= response.status < 300:
+            self.successes.note()
             return transport, response
         body = transport.read(response, limits)
         raise error_of_answer(

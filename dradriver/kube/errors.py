@@ -11,7 +11,9 @@ import msgspec
 MAX_TEXT = 500
 """Characters of a message; servers and proxies write what they like."""
 
-MAX_RETRY_AFTER_SECONDS = 3600.0
+MAX_RETRY_AFTER_SECONDS = 30.0
+"""What is obeyed of a wish to be left alone. A node makes few requests, and what it waits with may be what its pods
+wait for; a longer time, or a date far away, is a proxy's or a clock's mistake more often than a server's need."""
 
 
 def one_line(text: str, limit: int = MAX_TEXT) -> str:
@@ -31,6 +33,10 @@ class UnreachableError(KubeError):
 
     Whether the server has executed the request is not known.
     """
+
+
+class MalformedError(UnreachableError):
+    """An answer came whole and says yes, but cannot be read: asking again brings the same."""
 
 
 class StoppedError(UnreachableError):
@@ -57,7 +63,8 @@ class StatusError(KubeError):
     code         of HTTP; an ERROR event of a watch carries the same
     reason       one word as "NotFound", "AlreadyExists", "Conflict", "Invalid", "Expired"; empty where none came
     message      the server's words, in one line
-    retry_after  seconds that the server asks to be left alone, None where it does not
+    retry_after  seconds that the server asks to be left alone, at most `MAX_RETRY_AFTER_SECONDS`; None where it does
+                 not
     """
 
     def __init__(
@@ -72,8 +79,16 @@ class StatusError(KubeError):
         self.reason = one_line(reason, 64)
         self.message = one_line(message)
         self.causes = causes
-        self.retry_after = retry_after
+        self.retry_after = None if retry_after is None else min(retry_after, MAX_RETRY_AFTER_SECONDS)
         super().__init__(f"{f'{code} {self.reason}'.strip()}: {self.message}".removesuffix(": "))
+
+    @property
+    def too_new(self) -> bool:
+        """Whether the server does not know a resource version yet: it may be one that is put back, or another."""
+        return (
+            any(cause.reason == "ResourceVersionTooLarge" for cause in self.causes)
+            or "too large resource version" in self.message.lower()
+        )
 
     @property
     def expired(self) -> bool:
@@ -90,7 +105,7 @@ def status_error(status: Any, code: int = 0, retry_after: float | None = None) -
     own = fields.get("code")
     seconds = details.get("retryAfterSeconds")
     if retry_after is None and isinstance(seconds, int | float) and seconds > 0:
-        retry_after = min(float(seconds), MAX_RETRY_AFTER_SECONDS)
+        retry_after = float(seconds)
     return StatusError(
         code or (own if isinstance(own, int) else 500),
         _text(fields.get("reason")),
@@ -135,9 +150,9 @@ def _seconds(retry_after: str | None) -> float | None:
         return None
     text = retry_after.strip()
     if text.isascii() and text.isdigit():
-        return min(float(text[:10]), MAX_RETRY_AFTER_SECONDS)
+        return float(text[:10])
     try:
         seconds = parsedate_to_datetime(text).timestamp() - time.time()
     except (ValueError, OverflowError):
         return None
-    return min(max(0.0, seconds), MAX_RETRY_AFTER_SECONDS)
+    return max(0.0, seconds)

@@ -97,7 +97,7 @@ class EventRecorder:
                 waits = delays(POLL_SECONDS, 30.0)
             except KubeError as error:
                 asked = error.retry_after if isinstance(error, StatusError) else None
-                pause = max(next(waits), spread(min(asked or 0.0, 60.0)))
+                pause = max(next(waits), spread(asked or 0.0))
 
     def _write_all(self, stop: threading.Event) -> None:
         while True:

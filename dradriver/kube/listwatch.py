@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-import msgspec
-
 from dradriver.backoff import delays
 from dradriver.clock import SYSTEM, Clock
+from dradriver.kube.answers import decode_cut
 from dradriver.kube.client import Client
 from dradriver.kube.errors import (
     KubeError,
+    MalformedError,
     StatusError,
     StoppedError,
     UnreachableError,
@@ -21,6 +21,7 @@ from dradriver.kube.errors import (
     status_error,
 )
 from dradriver.kube.limits import spread
+from dradriver.kube.waking import Waking
 from dradriver.model.text import shown
 
 FIRST_SECONDS = 0.2
@@ -46,8 +47,10 @@ WATCH_SECONDS = (240, 360)
 GRACE_SECONDS = 30.0
 """How much later the client ends it itself."""
 
+EARLY_SECONDS = 5.0
+"""A watch that ended so long before its time was interrupted: the server may have been restarted, or be another."""
+
 _MAX_PAGES = 1000
-_MAX_PAUSE_SECONDS = 60.0  # that a server may ask for
 _RELIST_AFTER = 3
 _REPORT_AFTER = 2
 
@@ -74,11 +77,18 @@ class _HandlerError(Exception):
     """The handler has failed."""
 
 
+class _PutBackError(Exception):
+    """The server is at an older resource version than it was."""
+
+
 class ListWatch:
     """Keeps a handler informed of the objects at a path, as far as `query` (selectors) lets them through.
 
-    A watch that ends goes on where it was; where the server cannot, or three times in a row does not, all is listed
-    anew. Between two attempts there is a wait, which grows to half a minute while they fail.
+    A watch that ends goes on where it was; where the server cannot, three times in a row does not, or is at an older
+    version than it was, all is listed anew. A server with an older store (put back from a backup, or begun empty) shows
+    that only where something happens there: with `relist` all is also listed after each watch that was interrupted.
+    Between two attempts there is a wait, which grows to half a minute while they fail, and ends early when another
+    request of the client has success.
 
     Half-open connections: the kernel finds a peer that is gone within half a minute (keep-alive). A server that is
     there and silent is left `GRACE_SECONDS` after the time that it was asked to end the watch.
@@ -95,8 +105,13 @@ class ListWatch:
         *,
         clock: Clock = SYSTEM,
         name: str = "",
+        relist: float | None = None,
     ) -> None:
-        """`name` is for the log; the path if empty."""
+        """Keep the parts; nothing is asked yet.
+
+        name     for the log; the path if empty
+        relist   after how many seconds, about, all is listed anew in any case: for a list that is short
+        """
         self.synced = threading.Event()
         self._client = client
         self._path = path
@@ -114,6 +129,11 @@ class ListWatch:
         self._opened_at: float | None = None
         self._works = False
         self._brought = False
+        self._relist = relist
+        self._listed_at = clock.now()
+        self._due_at = clock.now()
+        self._down = False
+        self._waking = Waking(clock)
 
     @property
     def trouble(self) -> str:
@@ -125,30 +145,47 @@ class ListWatch:
         self._version = ""
         self._good_until = self._clock.now()
         while not stop.is_set():
-            pause = self._attempt(stop)
-            self._clock.wait(stop, max(next(self._waits), pause))
+            self._rest(self._attempt(stop), stop)
+
+    def _rest(self, pause: float, stop: threading.Event) -> None:
+        """Wait, at least as long as the server wants to be left."""
+        wait = max(next(self._waits), pause)
+        if not self._down:
+            # Who was refused is none the wiser for a success of others.
+            self._clock.wait(stop, wait)
+            return
+        self._clock.wait(stop, pause)
+        if self._waking.sleep(self._client.successes, wait - pause, stop):
+            self._waits = delays(FIRST_SECONDS, CEILING_SECONDS)
 
     def _attempt(self, stop: threading.Event) -> float:
         """List where that is needed, and watch until the watch ends; return how long the server wants to be left."""
-        self._opened_at, self._works, self._brought = None, False, False
+        self._opened_at, self._works, self._brought, self._down = None, False, False, False
         pause = 0.0
+        interrupted = False
         try:
             if not self._version:
                 self._list(stop)
             self._watch(stop)
             why = "the server ended the watch at once"
+            interrupted = self._clock.now() < self._due_at - EARLY_SECONDS
         except StoppedError as error:
             why = str(error)
         except StatusError as error:
             why = str(error)
-            if error.expired:
+            self._down = error.code >= 500
+            interrupted = self._opened_at is not None
+            if error.expired or error.too_new:
                 self._version = ""
             if error.retry_after:
-                pause = spread(min(error.retry_after, _MAX_PAUSE_SECONDS))
+                pause = spread(error.retry_after)
         except KubeError as error:
             why = str(error)
-        except _HandlerError as error:
+            self._down = interrupted = True
+        except (_HandlerError, _PutBackError) as error:
             why = str(error)
+            self._version = ""
+        if interrupted and self._relist is not None:
             self._version = ""
         if not stop.is_set():
             self._ended(why)
@@ -161,6 +198,7 @@ class ListWatch:
         if lived >= STEADY_SECONDS or (self._brought and now - self._anew_at >= STEADY_SECONDS):
             self._waits = delays(FIRST_SECONDS, CEILING_SECONDS)
             self._anew_at = now
+            self._waking.worked()
         if self._works:
             self._good_until = now
             _log.debug("%s: the watch has ended: %s", self._name, why)
@@ -204,6 +242,7 @@ class ListWatch:
         with self._handling():
             self._handler.replaced(objects)
         self._version = version
+        self._listed_at = self._clock.now()
         self.synced.set()
 
     def _watch(self, stop: threading.Event) -> None:
@@ -218,7 +257,10 @@ class ListWatch:
             self._path, query, seconds=seconds + GRACE_SECONDS, stop=stop, waiting=self._waiting
         ) as lines:
             self._opened_at = self._clock.now()
+            self._due_at = self._opened_at + seconds
             self._take(lines)
+        if self._relist is not None and self._clock.now() - self._listed_at >= spread(self._relist * 0.8):
+            self._version = ""
 
     def _take(self, lines: Iterator[bytes]) -> None:
         for line in lines:
@@ -228,6 +270,10 @@ class ListWatch:
             if kind == "ERROR":
                 raise status_error(changed)
             version = _version(changed)
+            if _is_older(version, self._version):
+                raise _PutBackError(
+                    f"the server is at version {shown(version, 40)}, and was at {shown(self._version, 40)}"
+                )
             if kind != "BOOKMARK":
                 with self._handling():
                     self._handler.changed(kind, changed)
@@ -268,8 +314,8 @@ def _page(answer: Any) -> tuple[list[dict[str, Any]], str, str]:
 def _event(line: bytes) -> tuple[str, dict[str, Any]]:
     """Return kind and object of an event. Raises UnreachableError: what follows such a line is no better."""
     try:
-        event = msgspec.json.decode(line)
-    except (ValueError, RecursionError):
+        event = decode_cut(line)
+    except MalformedError:
         raise UnreachableError(f"a line of the watch is not JSON: {_beginning(line)}") from None
     kind = event.get("type") if isinstance(event, dict) else None
     changed = event.get("object") if isinstance(event, dict) else None
@@ -283,6 +329,11 @@ def _event(line: bytes) -> tuple[str, dict[str, Any]]:
 def _version(changed: dict[str, Any]) -> str:
     version = changed["metadata"].get("resourceVersion")
     return version if isinstance(version, str) else ""
+
+
+def _is_older(version: str, known: str) -> bool:
+    """Whether a resource version is older than another: those of a kind are numbers that rise (KEP-5504)."""
+    return all(text.isascii() and text.isdecimal() for text in (version, known)) and int(version) < int(known)
 
 
 def _beginning(line: bytes) -> str:

@@ -1,6 +1,7 @@
 """The publisher with an API server: ResourceSlices of this node, written, watched, and kept as they should be."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -15,8 +16,16 @@ from dradriver.publish.link import Link, delete_slice, selector
 from dradriver.publish.owner import NodeOwner
 from dradriver.publish.reconcile import MANAGED_BY, MANAGER
 from dradriver.publish.retry import OUTAGE_SECONDS, Patience, Reachable, Retry
-from dradriver.publish.stored import SliceCache, Stored
+from dradriver.publish.stored import Reader, SliceCache, Stored
 from dradriver.slices import Pool
+
+RELIST_SECONDS = 600.0
+"""How often the slices are listed in any case, which for those of one driver on one node costs little."""
+
+PORTION = 5
+PORTION_SECONDS = 0.25
+"""How many slices that are not configured are removed at once, and in what time about: others may have put thousands
+there, and what is configured is not to wait for their removal."""
 
 Loop = tuple[str, Callable[[threading.Event], None]]
 """A name, and a function `run(stop)` that returns when `stop` is set."""
@@ -32,6 +41,21 @@ class _Driver:
         self.patience = Patience(link.clock)
         self.lists = 0
         self.swept: tuple[int, int] | None = None
+        self.removed: list[str] = []
+
+
+class _Portion:
+    """What may be removed at once."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._left = PORTION
+        self._until = clock.now() + PORTION_SECONDS
+
+    def take(self) -> bool:
+        """Whether there is one more to it; the first one is in any case."""
+        self._left -= 1
+        return self._left == PORTION - 1 or (self._left >= 0 and self._clock.now() < self._until)
 
 
 class ApiPublisher:
@@ -61,7 +85,7 @@ class ApiPublisher:
         self._node = node
         self._clock = clock
         self._lock = threading.RLock()
-        self._reachable = Reachable()
+        self._reachable = Reachable(successes=client.successes)
         self._learner = Learner(client, node, clock)
         self._learning = Retry(clock, self._reachable)
         self._owner = NodeOwner(client, node)
@@ -69,6 +93,8 @@ class ApiPublisher:
         self._kept: dict[tuple[str, str], PoolKeeper] = {}
         self._configured: frozenset[tuple[str, str]] | None = None
         self._withdrawing = Retry(clock, self._reachable)
+        self._leftover: deque[Stored] = deque()
+        self._reader = Reader(node)
         self._outages = 0
         self._began = clock.now()
 
@@ -108,6 +134,7 @@ class ApiPublisher:
             tasks: list[Callable[[], PublishResult]] = [self._learn_again]
             tasks += [keeper.restore for keeper in self._kept.values()]
             tasks += [partial(self._sweep, driver) for driver in self._drivers.values()]
+            tasks.append(self._clear)
             for task in tasks:
                 try:
                     result = task()
@@ -125,20 +152,36 @@ class ApiPublisher:
         """Remove slices of this node that an earlier configuration published, whatever their driver.
 
         Those of drivers that are not configured any more are known by their label. From now on `verify` removes
-        slices of other pools, too.
+        slices of other pools, too; where there are many, most of them are left to it.
         """
-        removed = []
         with self._lock:
             self._configured = frozenset(keep)
             self._withdrawing.check()
             try:
-                for stored in filter(self._is_stale, self._on_this_node()):
-                    delete_slice(self._client, stored)
-                    removed.append(stored.name)
+                self._leftover = deque(filter(self._is_stale, self._on_this_node()))
             except OSError as error:
                 self._withdrawing.failed(error)
                 raise
-            self._withdrawing.succeeded()
+            return self._clear()
+
+    def _clear(self) -> PublishResult:
+        """Remove a portion of what an earlier configuration left."""
+        if not self._leftover:
+            return PublishResult()
+        self._withdrawing.check()
+        removed = []
+        portion = _Portion(self._clock)
+        try:
+            while self._leftover and portion.take():
+                stored = self._leftover[0]
+                if self._is_stale(stored):
+                    delete_slice(self._client, stored)
+                    removed.append(stored.name)
+                self._leftover.popleft()
+        except OSError as error:
+            self._withdrawing.failed(error)
+            raise
+        self._withdrawing.succeeded()
         return PublishResult(removed=tuple(removed))
 
     def withdraw(self, driver: str, node: str, pool: str) -> PublishResult:
@@ -151,12 +194,20 @@ class ApiPublisher:
             return result
 
     def _driver(self, name: str, changed: Callable[[], None]) -> _Driver:
-        cache = SliceCache(changed)
+        cache = SliceCache(changed, self._node, name)
         link = Link(
             self._client, name, self._node, cache, self._learner, self._owner, self._reachable, self._clock
         )
         query = {"fieldSelector": selector(self._node, name)}
-        watch = ListWatch(self._client, SLICES, query, cache, clock=self._clock, name=f"slices of {name}")
+        watch = ListWatch(
+            self._client,
+            SLICES,
+            query,
+            cache,
+            clock=self._clock,
+            name=f"slices of {name}",
+            relist=RELIST_SECONDS,
+        )
         return _Driver(link, watch)
 
     def _checked(self, driver: str, node: str, pool: str) -> Pool:
@@ -192,12 +243,11 @@ class ApiPublisher:
             self._owner.renew()
 
     def _learn_again(self) -> PublishResult:
-        reduced = any(keeper.reduced for keeper in self._kept.values())
-        if self._kept and self._learner.is_due(reduced=reduced):
+        if self._kept and self._learner.is_due:
             self._learning.check()
             driver = next(iter(self._kept))[0]
             try:
-                self._learner.get(driver, reduced=reduced)
+                self._learner.get(driver)
             except OSError as error:
                 self._learning.failed(error)
                 raise
@@ -205,7 +255,10 @@ class ApiPublisher:
         return PublishResult()
 
     def _sweep(self, driver: _Driver) -> PublishResult:
-        """Remove slices that appeared under a pool of ours that is not configured."""
+        """Remove a portion of the slices that appeared under a pool of ours that is not configured.
+
+        They are told of when the last one is gone.
+        """
         cache = driver.link.cache
         if self._configured is None or driver.swept == cache.state:
             return PublishResult()
@@ -216,19 +269,23 @@ class ApiPublisher:
                 "their slices are removed less often"
             )
         state = cache.state
-        removed = []
+        portion = _Portion(self._clock)
         try:
             for stored in filter(self._is_stale, cache.slices()):
+                if not portion.take():
+                    driver.retry.succeeded()
+                    return PublishResult()
                 driver.link.delete(stored)
-                removed.append(stored.name)
+                driver.removed.append(stored.name)
         except OSError as error:
             driver.retry.failed(error)
             raise
         driver.retry.succeeded()
+        removed, driver.removed = tuple(driver.removed), []
         if removed:
             driver.patience.restored()
         driver.swept = state
-        return PublishResult(removed=tuple(removed))
+        return PublishResult(removed=removed)
 
     def _on_this_node(self) -> list[Stored]:
         query = {"fieldSelector": f"spec.nodeName={self._node}"}
@@ -236,7 +293,7 @@ class ApiPublisher:
             answer = self._client.list(SLICES, query)
         except StatusError as error:
             raise explained(error, "list", "resourceslices") from error
-        return [Stored.of(body) for body in part(answer, "items") or ()]
+        return self._reader.all(part(answer, "items") or ())
 
     def _is_stale(self, stored: Stored) -> bool:
         """Whether a slice is ours, of a pool that is neither configured nor published."""

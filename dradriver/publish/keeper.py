@@ -64,7 +64,6 @@ class PoolKeeper:
         self._edition = 0
         self._remarks: _Remarks = ()
         self._seen: tuple[int, int] | None = None
-        self.reduced = False
 
     def publish(self, content: PoolContent) -> PublishResult:
         """Make the slices say `content`. Raises OSError."""
@@ -143,7 +142,6 @@ class PoolKeeper:
                     "the API server refuses many slices: what it does not take is still searched for"
                 )
         self._seen = seen
-        self.reduced = bool(planned.specs.reductions)
         return PublishResult(
             tuple(done.written),
             tuple(done.removed),
@@ -155,7 +153,7 @@ class PoolKeeper:
 
     def _plan(self) -> Plan:
         link, memory = self._link, self._memory
-        features = link.learner.get(link.driver, reduced=self.reduced)
+        features = link.learner.get(link.driver)
         slices = link.cache.slices(self.pool.name)
         there = {stored.uid for stored in slices}
         if any(sent.uid not in there for sent in memory.sent.values()):

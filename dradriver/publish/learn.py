@@ -15,15 +15,16 @@ LOOK_SECONDS = 600.0
 """How often the version is looked at where nothing else gives reason to, spread by a quarter."""
 
 AGAIN_SECONDS = 60.0
-"""How long what a whole round of probes told is believed where a refusal speaks against it."""
+"""How long what a whole round of probes told is believed where a refusal speaks against it, or, after the first of
+them, another connection lost; then for longer each time, up to `LOOK_SECONDS`, where connections are lost often."""
 
 
 class Learner:
     """The features of the API server. Not thread-safe.
 
-    A gate that is switched off shows in the answers to what is written; one that is switched on does not, so that it is
-    asked for whenever the server may have been restarted. A version that changed is reason to ask for everything; of
-    several servers, one after the other may be replaced while the watch goes on at another.
+    A gate that is switched off shows in the answers to what is written, where something is; one that is switched on
+    does not. So both are asked for whenever the server may have been restarted. A version that changed is reason to ask
+    for everything; of several servers, one after the other may be replaced while the watch goes on at another.
     """
 
     def __init__(self, client: Client, node: str, clock: Clock) -> None:
@@ -34,25 +35,26 @@ class Learner:
         self._version = ""
         self._probed = 0.0
         self._doubtful = False
+        self._pause = 0.0
         self._look_at = 0.0
         self.edition = 0
 
-    def is_due(self, *, reduced: bool) -> bool:
+    @property
+    def is_due(self) -> bool:
         """Whether what was learned is to be looked at again."""
         if self._features is None:
             return False
-        return self._clock.now() >= self._look_at or (reduced and self._doubtful)
+        return self._clock.now() >= self._look_at or self._is_to_be_probed()
 
-    def get(self, driver: str, *, reduced: bool = False) -> ApiFeatures:
+    def get(self, driver: str) -> ApiFeatures:
         """Return what the server stores; `edition` rises when that, or the version, changes. Raises OSError.
 
-        driver    of which a slice is created in a dry run
-        reduced   whether something is held back for want of a feature: that is looked for again where it is in doubt
+        driver   of which a slice is created in a dry run
         """
         features = self._features
-        if features is None or self.is_due(reduced=reduced):
+        if features is None or self.is_due:
             version = self._server_version()
-            if features is None or version != self._version or (reduced and self._doubtful):
+            if features is None or version != self._version or self._is_to_be_probed():
                 features = self._probe(driver)
             self._look_at = self._clock.now() + LOOK_SECONDS * random.uniform(0.75, 1.25)  # noqa: S311
             if features != self._features or version != self._version:
@@ -75,6 +77,9 @@ class Learner:
         """Learn from the answer to a spec that was stored; return whether that changed anything."""
         return self._found(still_stored(self._features or ApiFeatures(), sent, stored))
 
+    def _is_to_be_probed(self) -> bool:
+        return self._doubtful and self._clock.now() - self._probed >= self._pause
+
     def _found(self, features: ApiFeatures) -> bool:
         changed = features != self._features
         self._features = features
@@ -95,7 +100,11 @@ class Learner:
         answers = [(feature, spec, self._answer(spec)) for feature, spec in probes(driver, self._node, pool)]
         if all(answer is None for _, _, answer in answers):
             self._check_plain(only(answers[0][1], ()))
-        self._probed, self._doubtful = self._clock.now(), False
+        now = self._clock.now()
+        if self._doubtful:
+            often = now - self._probed < LOOK_SECONDS
+            self._pause = min(max(AGAIN_SECONDS, 2 * self._pause), LOOK_SECONDS) if often else AGAIN_SECONDS
+        self._probed, self._doubtful = now, False
         return features_of(feature for feature, spec, answer in answers if learned(feature, spec, answer))
 
     def _check_plain(self, spec: Body) -> None:

@@ -5,6 +5,9 @@ from dradriver.model import shown
 from dradriver.publish.errors import PublishError, explained, part
 from dradriver.publish.reconcile import Owner
 
+NO_NODE = "there is no Node"
+"""How it is said that the node has no object at the API server."""
+
 
 class NodeOwner:
     """Reads the Node object, and remembers it until there is reason to read it again. Not thread-safe."""
@@ -22,7 +25,7 @@ class NodeOwner:
             except StatusError as error:
                 if error.code == 404:
                     raise PublishError(
-                        f"there is no Node {shown(self._node)}: slices are published once it is there"
+                        f"{NO_NODE} {shown(self._node)}: slices are published once it is there"
                     ) from error
                 raise explained(error, "get", "nodes", "") from error
             self._owner = Owner(self._node, part(node, "metadata", "uid"))

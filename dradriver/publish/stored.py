@@ -1,5 +1,6 @@
 """The slices of one driver on this node as the API server has them: what was heard of them, and from whom."""
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -14,6 +15,9 @@ from dradriver.slices import Body
 
 _REMEMBERED = 1024
 """Slices that are known to be gone; late news of older ones does not come any more."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class _Metadata(msgspec.Struct, rename="camel"):
@@ -32,11 +36,20 @@ class _Pool(msgspec.Struct, rename="camel"):
 class _Spec(msgspec.Struct):
     driver: str
     pool: _Pool
+    node: str | None = msgspec.field(default=None, name="nodeName")
 
 
 class _Slice(msgspec.Struct):
     metadata: _Metadata
     spec: _Spec
+
+
+class _Nameless(msgspec.Struct):
+    uid: str
+
+
+class _Anything(msgspec.Struct):
+    metadata: _Nameless
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +68,7 @@ class Stored:
     pool: str
     generation: int
     body: Body
+    node: str | None = None
 
     @classmethod
     def of(cls, body: Any) -> "Stored":
@@ -73,6 +87,7 @@ class Stored:
             spec.pool.name,
             spec.pool.generation,
             body,
+            spec.node,
         )
 
     @property
@@ -80,6 +95,32 @@ class Stored:
         """The spec of the object."""
         spec: Body = self.body["spec"]
         return spec
+
+
+class Reader:
+    """Reads what was sent of the slices of one node, of one driver or any. What is no slice is told once."""
+
+    def __init__(self, node: str, driver: str | None = None) -> None:
+        self._node = node
+        self._driver = driver
+        self._told = ""
+
+    def read(self, body: Any) -> Stored | None:
+        """Return a slice of ours, None for another's, which whatever the server was asked for is none of ours."""
+        try:
+            stored = Stored.of(body)
+        except PublishError as error:
+            if str(error) != self._told:
+                self._told = str(error)
+                _log.warning("an object is passed over: %s", error)
+            return None
+        if stored.node != self._node or self._driver not in {None, stored.driver}:
+            return None
+        return stored
+
+    def all(self, objects: Iterable[Any]) -> list[Stored]:
+        """Return the slices of ours among these objects."""
+        return [stored for stored in map(self.read, objects) if stored is not None]
 
 
 @dataclass(slots=True)
@@ -108,9 +149,13 @@ class SliceCache:
     that is known of a slice is believed whatever it says: a server can be put back to an older state.
     """
 
-    def __init__(self, told: Callable[[], None]) -> None:
-        """`told` is called after each change that came from elsewhere, and after each list of the watch."""
+    def __init__(self, told: Callable[[], None], node: str, driver: str) -> None:
+        """`told` is called after each change that came from elsewhere, and after each list of the watch.
+
+        Slices of another node or driver are passed over, and so is what is no slice.
+        """
         self._told = told
+        self._reader = Reader(node, driver)
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
         self._gone: OrderedDict[str, int] = OrderedDict()
@@ -143,8 +188,7 @@ class SliceCache:
         """
         with self._lock:
             listed = set()
-            for body in objects:
-                stored = Stored.of(body)
+            for stored in self._reader.all(objects):
                 listed.add(stored.uid)
                 if not self._take(stored):
                     self.unsure = True
@@ -162,13 +206,15 @@ class SliceCache:
 
     def changed(self, kind: str, changed: Any) -> None:
         """Take over one event of the watch."""
-        stored = Stored.of(changed)
+        stored = None if kind == "DELETED" else self._reader.read(changed)
         with self._lock:
             before = self._edits
             if kind == "DELETED":
-                if self._forget(stored.uid):
+                # What is gone is known by its UID, whatever it had become.
+                uid = _uid_of(changed)
+                if uid and self._forget(uid):
                     self._edits += 1
-            else:
+            elif stored:
                 self._take(stored)
                 if stored.uid in self._entries:
                     self._entries[stored.uid].unseen = False
@@ -188,8 +234,7 @@ class SliceCache:
         """Take over a list of all slices that was asked for at `mark`; what was heard of since then stays."""
         with self._lock:
             listed = set()
-            for body in objects:
-                stored = Stored.of(body)
+            for stored in self._reader.all(objects):
                 listed.add(stored.uid)
                 new = stored.uid not in self._entries
                 self._take(stored, since=mark)
@@ -262,3 +307,10 @@ class SliceCache:
         if len(self._gone) > _REMEMBERED:
             self._gone.popitem(last=False)
         return self._entries.pop(uid, None) is not None
+
+
+def _uid_of(body: Any) -> str:
+    try:
+        return msgspec.convert(body, _Anything).metadata.uid
+    except (msgspec.ValidationError, RecursionError):
+        return ""

@@ -219,7 +219,53 @@ def test_one_claim_that_always_fails_does_not_keep_the_others(node: ClusterNode)
     assert node.told(bad)
 
 
-def test_a_body_that_is_refused_is_said_and_not_sent_again(
+def test_a_claim_that_is_refused_in_passing_is_told_and_nothing_is_said(
+    node: ClusterNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    ref = cpus(node)
+    node.server.faults.fail(400, method="PATCH")
+    node.server.faults.fail(422, times=2, method="PATCH", message="a webhook that errs")
+    node.prepare(ref, CPU)
+    with node.writing():
+        node.idle()
+    assert node.told(ref)
+    assert node.asked("PATCH") == 4
+    assert [entry for entry in caplog.records if entry.name == writer.__name__] == []
+
+
+def test_a_server_that_wants_to_be_left_for_an_hour_is_left_for_half_a_minute_and_by_one_claim_only(
+    node: ClusterNode,
+) -> None:
+    busy, other = cpus(node), cpus(node, "b")
+    node.server.faults.fail(429, method="PATCH", path="/a/status", retry_after=3600)
+    for ref in (busy, other):
+        node.prepare(ref, CPU)
+    began = node.clock.now()
+    with node.writing():
+        eventually(lambda: node.told(other))
+        assert not node.told(busy)
+        assert node.writer.waiting >= 1
+        later = cpus(node, "c")
+        node.prepare(later, CPU)
+        eventually(lambda: node.told(later))
+        assert node.writer.trouble.startswith("the status of claims cannot be written: 429")
+        node.idle()
+    assert node.told(busy)
+    assert node.clock.now() - began >= writer.MAX_PAUSE_SECONDS
+    assert node.writer.trouble == ""
+
+
+def test_a_busy_server_that_refuses_all_is_asked_again_within_a_minute(node: ClusterNode) -> None:
+    refs = [cpus(node, f"c{number}") for number in range(5)]
+    node.server.faults.fail(503, times=4, method="PATCH", retry_after=3600)
+    for ref in refs:
+        node.prepare(ref, CPU)
+    with node.writing():
+        node.idle()
+    assert all(node.told(ref) for ref in refs)
+
+
+def test_a_claim_that_is_refused_for_good_is_sent_a_few_times_and_that_is_said_once(
     node: ClusterNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     ref = cpus(node)
@@ -227,14 +273,14 @@ def test_a_body_that_is_refused_is_said_and_not_sent_again(
     node.prepare(ref, CPU)
     with node.writing():
         node.idle()
-    assert node.asked("PATCH") == 1
+    assert node.asked("PATCH") == writer.MAX_REFUSALS
     (entry,) = [entry for entry in caplog.records if entry.name == writer.__name__]
     assert "is not written: 400 BadRequest: no such field" in entry.getMessage()
     node.restart()
     with node.writing():
         time.sleep(0.3)
         node.idle()
-    assert node.asked("PATCH") == 1
+    assert node.asked("PATCH") == writer.MAX_REFUSALS
 
 
 def test_rights_that_come_later_are_used(

@@ -283,6 +283,17 @@ def test_one_that_is_refused_holds_up_no_other_and_is_told_in_the_end(
     assert "binding conditions are written" in caplog.messages
 
 
+def test_one_that_is_refused_in_passing_is_told_and_nothing_is_said(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.server.faults.fail(422, 2, method="PATCH", message="a webhook that errs")
+    house.claim("refused", house.result("front"))
+    house.open("front")
+    eventually(is_told(house, "refused", {"front": [OPEN]}))
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert house.writes() == 3
+
+
 def test_a_claim_that_is_deleted_meanwhile_is_forgotten_without_a_word(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -318,6 +329,13 @@ def test_odd_objects_are_passed_over(house: House) -> None:
             "status": {
                 "allocation": {"devices": {"results": [house.result("front")]}},
                 "devices": [{"conditions": [None, {"status": "True"}]}, {"driver": 5, "conditions": None}],
+            },
+        },
+        {
+            "metadata": {"uid": "u", "name": "n", "namespace": "default", "resourceVersion": "9" * 5000},
+            "status": {
+                "allocation": {"devices": {"results": [house.result("front")]}},
+                "devices": [{"conditions": 5}],
             },
         },
     ]

@@ -3,7 +3,9 @@
 import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -23,7 +25,8 @@ from kubeserver import (
     status,
     thing,
 )
-from watching import events, listing, open_end, watching
+from publishing import Hurried
+from watching import PATH, bookmark, events, listing, open_end, watching
 
 
 def expired_event(request: Request, wire: Wire) -> None:
@@ -181,7 +184,7 @@ def test_a_server_may_ask_for_a_pause() -> None:
     with watching(busy, clock=clock) as it:
         it.wait(600)
         it.end()
-        assert 8 <= len(it.server.requests) <= 16
+        assert 12 <= len(it.server.requests) <= 21, "half a minute is obeyed, and no more"
 
 
 def test_a_silent_server_is_left_when_the_watch_is_over() -> None:
@@ -225,3 +228,107 @@ def test_no_descriptor_is_left_over_by_reconnects() -> None:
         eventually(lambda: len(it.server.watches()) >= 211, 60)
         assert it.server.accepted > 100
         eventually(lambda: descriptors() <= before + 3)
+
+
+@pytest.mark.parametrize(
+    "late",
+    [("ADDED", thing("b", 4)), bookmark(4), ("DELETED", thing("a", 9))],
+    ids=["event", "bookmark", "end"],
+)
+def test_a_server_that_is_at_an_older_version_is_listed_anew(late: tuple[str, Any]) -> None:
+    lists = in_turn(
+        lambda request, wire: wire.send(page(thing("a", 1))),
+        lambda request, wire: wire.send(page(thing("b", 2), version=4)),
+    )
+    watches = in_turn(events(late), open_end)
+    with watching(lambda request, wire: (watches if request.watch else lists)(request, wire)) as it:
+        eventually(lambda: len(it.server.watches()) == 2)
+        assert it.seen.lists == [["a"], ["b"]]
+        assert it.seen.changes == []
+        assert [request.query["resourceVersion"] for request in it.server.watches()] == ["10", "4"]
+
+
+def test_versions_that_are_no_numbers_are_not_compared() -> None:
+    odd = {"metadata": {"name": "b", "resourceVersion": "4a"}}
+    with watching(listing(page(thing("a", 1)), watch=events(("ADDED", odd)))) as it:
+        eventually(lambda: "b" in it.seen.all)
+        assert len(it.server.lists()) == 1
+
+
+def too_large_event(request: Request, wire: Wire) -> None:
+    wire.line("ERROR", status(504, "Timeout", "Too large resource version: 10, current: 4"))
+    wire.end()
+
+
+def too_large_status(request: Request, wire: Wire) -> None:
+    causes = {"causes": [{"reason": "ResourceVersionTooLarge", "message": "no"}]}
+    wire.send(status(504, "Timeout", "no") | {"details": causes}, 504)
+
+
+@pytest.mark.parametrize("answer", [too_large_event, too_large_status])
+def test_a_version_that_the_server_does_not_know_yet_is_given_up(answer: Answer) -> None:
+    with watching(listing(page(thing("a", 1)), watch=in_turn(answer, open_end))) as it:
+        eventually(lambda: len(it.server.watches()) == 2)
+        assert len(it.server.lists()) == 2
+
+
+@pytest.mark.parametrize("interrupted", [Wire.cut, Wire.end])
+def test_a_short_list_is_read_anew_after_an_interruption(interrupted: Callable[[Wire], None]) -> None:
+    """The server may be another since, which shows in nothing else while nothing happens there."""
+    lists = in_turn(
+        lambda request, wire: wire.send(page(thing("a", 1))),
+        lambda request, wire: wire.send(page(version=4)),
+    )
+    watches = in_turn(events(bookmark(11), then=interrupted), open_end)
+    with watching(
+        lambda request, wire: (watches if request.watch else lists)(request, wire), relist=600.0
+    ) as it:
+        eventually(lambda: len(it.server.watches()) == 2)
+        assert it.seen.lists == [["a"], []]
+
+
+def test_a_short_list_is_read_anew_now_and_then() -> None:
+    clock = Clock(speed=600)
+
+    def watch(request: Request, wire: Wire) -> None:
+        wire.begin()
+        wire.stopping.wait(int(request.query["timeoutSeconds"]) / 600)
+        wire.end()
+
+    with watching(listing(page(thing("a", 1)), watch=watch), clock=clock, relist=600.0) as it:
+        it.wait(3000)
+        it.end()
+        assert 3 <= len(it.server.lists()) <= 8
+        assert len(it.server.watches()) > len(it.server.lists())
+
+
+def test_a_success_of_another_request_ends_the_wait() -> None:
+    clock = Hurried()
+    with watching(refusing(500, "InternalError"), clock=clock) as it:
+        clock.run_at(600)
+        eventually(lambda: len(it.server.requests) > 12)
+        clock.run_at(0.05)  # what is left of the wait would take minutes
+        time.sleep(0.05)
+        it.server.answer = listing(page(thing("a", 1)), watch=open_end)
+        clock.run_at(0.5)
+        it.client.get(PATH)
+        eventually(it.watch.synced.is_set, 5)
+
+
+def test_one_that_always_fails_keeps_its_back_off_beside_one_that_does_not() -> None:
+    clock = Clock(speed=600)
+
+    def answer(request: Request, wire: Wire) -> None:
+        if request.path.endswith("good"):
+            wire.send({})
+        else:
+            wire.refuse(500, "InternalError")
+
+    with watching(answer, clock=clock) as it:
+        end = clock.now() + 1800
+        while clock.now() < end:
+            it.client.get("/good")
+            it.wait(5)
+        it.end()
+        # 120 by the waits alone at most, and some more for each time that it was woken.
+        assert 50 <= len([one for one in it.server.requests if one.path == PATH]) <= 230

@@ -254,6 +254,62 @@ def test_another_version_is_noticed_in_time_though_the_watch_goes_on(server: Api
         clock.run_at(1)
 
 
+def test_a_gate_that_is_switched_off_is_noticed_when_the_watch_is_interrupted(server: ApiServer) -> None:
+    """Though the version is the same, and nothing is to be written."""
+    with client_of(server) as client, Daemon(client) as daemon:
+        daemon.want(Device("gpu-0", taints=(SICK,)), Device("gpu-1"))
+        until(lambda: daemon.settled and server.faults.watches.open)
+        server.upgrade(gates={"DRADeviceTaints": False})
+        server.faults.watches.close()
+        until(lambda: names(server) == {"gpu-1"})
+        until(lambda: daemon.results[POOL].reductions)
+
+
+def test_interruptions_that_come_often_do_not_cost_probes_each(server: ApiServer) -> None:
+    with client_of(server) as client, Daemon(client) as daemon:
+        daemon.want(*gpus(2))
+        until(lambda: daemon.settled and server.faults.watches.open)
+        for _ in range(4):
+            server.requests.clear()
+            server.faults.watches.close()
+            until(lambda: server.requests.matching(verb="watch") and server.faults.watches.open)
+            until(lambda: server.requests.matching(path="/version"))
+        calls = daemon.calls
+        until(lambda: daemon.calls >= calls + 2)
+        assert server.requests.matching("POST") == []
+
+
+def test_a_server_that_is_back_with_an_empty_store_gets_all_slices(server: ApiServer) -> None:
+    """Its versions are lower than those of before: nothing would ever be heard of it by watching on."""
+    with client_of(server) as client, Daemon(client) as daemon:
+        daemon.want(*gpus(100))
+        until(lambda: daemon.settled and server.faults.watches.open)
+        port = int(server.url.rsplit(":", 1)[1])
+        server.stop()
+        with ApiServer(port=port) as other:
+            make_node(other)
+            until(lambda: names(other) == {device.name for device in gpus(100)})
+
+
+def test_thousands_of_slices_of_strangers_do_not_keep_ours_waiting(server: ApiServer) -> None:
+    with client_of(server) as client, Daemon(client, period=0.05) as daemon:
+        daemon.want(*gpus(2))
+        until(lambda: daemon.settled and server.faults.watches.open)
+        daemon.publisher.withdraw_others([(DRIVER, POOL)])
+        (own,) = slices(server)
+        for number in range(1000):
+            pool = {"name": "stranger", "generation": 1, "resourceSliceCount": 1000}
+            server.store.create(
+                {key: own[key] for key in ("apiVersion", "kind")}
+                | {"metadata": {"name": f"stranger-{number}"}, "spec": own["spec"] | {"pool": pool}}
+            )
+        until(lambda: len(slices(server, "stranger")) < 1000)
+        server.store.delete("ResourceSlice", own["metadata"]["name"])
+        until(lambda: names(server) == {"gpu-0000", "gpu-0001"})
+        assert len(slices(server, "stranger")) > 500, "most of them are still to be removed"
+        until(lambda: not slices(server, "stranger"), 60)
+
+
 def test_what_a_server_cannot_any_more_is_noticed_at_the_next_write(server: ApiServer) -> None:
     with client_of(server) as client, Daemon(client) as daemon:
         daemon.want(*gpus(2))

@@ -200,6 +200,25 @@ def test_what_cannot_be_done_is_said_in_words(
     assert "Traceback" not in done.stderr
 
 
+def test_a_claim_that_cannot_be_read_is_named_and_one_without_uid_explained(
+    host: daemons.Node, tmp_path: Path
+) -> None:
+    file = tmp_path / "claim.yaml"
+    metadata = {"name": "mine", "namespace": "default", "uid": "uid-mine"}
+    claim = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata}
+    commands = (["plan"], ["kubelet", "prepare"], ["kubelet", "unprepare"])
+    for uid, words in (
+        ("uid-mine", "claim is not allocated"),
+        ("", "take the claim from there (kubectl get resourceclaim -o yaml)"),
+    ):
+        file.write_text(yaml.safe_dump({**claim, "metadata": {**metadata, "uid": uid}}))
+        for command in commands:
+            done = dradriver(host, *command, str(file))
+            assert done.returncode == 1
+            assert done.stderr.startswith(f"dradriver: claim {file}: ")
+            assert words in done.stderr
+
+
 def test_plugins_and_health_are_shown(host: daemons.Node) -> None:
     plugins = parsed(host, "kubelet", "plugins")
     assert [plugin["name"] for plugin in plugins] == [CPU, MEMORY]

@@ -96,7 +96,7 @@ def test_a_node_that_works_has_nothing_to_mend(host: daemons.Node) -> None:
     view = json.loads(good(*of(host), "check", "-o", "json"))
     assert [one for one in view["checks"] if one["status"] != "ok" and one["name"] != "kernel events"] == []
     seen = {check["name"]: check["seen"] for check in view["checks"]}
-    assert seen["journal"].endswith("sound, 2 claims")
+    assert seen["journal"].endswith("sound, 1 claim")
     assert seen["CDI files"].endswith("2 of ours, all valid and wanted")
     assert seen["active instance"] in {
         f"process {host.processes[0].pid}",

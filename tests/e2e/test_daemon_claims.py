@@ -145,7 +145,7 @@ LONG = "x" * 10_000
         ({"device": LONG}, [], "(10000 characters) of pool node-a/cpu is not on this node"),
         ({"pool": "node-b/cpu"}, [], "pool 'node-b/cpu' is not one of this node's, which are node-a/cpu"),
         ({"pool": LONG}, [], "(10000 characters) is not one of this node's"),
-        ({"request": 7}, [], "results[0].request: Expected `str`, got `int`, found '7'"),
+        ({"request": 7}, [], "results[0].request: a string is expected, found '7', an integer"),
         ({}, [opaque(config(memory="far"))], "parameters.memory: 'far' is not one of local, any"),
         ({}, [opaque(config(memroy="any"))], "parameters.memroy: unknown field 'memroy'; allowed are memory"),
         ({}, [opaque(config(**{LONG: 1}))], "(10000 characters)"),

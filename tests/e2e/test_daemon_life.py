@@ -60,7 +60,7 @@ def test_a_wrong_configuration_starts_nothing(host: daemons.Node) -> None:
     (line,) = host.log().splitlines()
     assert (
         line
-        == f"dradriver: {host.directory}/config.yaml: rescanSeconds: Expected `int`, got `str`, found 'never'"
+        == f"dradriver: {host.directory}/config.yaml: rescanSeconds: an integer is expected, found 'never', a string"
     )
     assert not host.kubelet_root.exists()
 

@@ -89,6 +89,8 @@ def test_metrics_move_with_calls_requests_and_claims() -> None:
         assert of_label(before, "dradriver_api_request_seconds_count", "patch") == 0
         eventually(lambda: of_label(scraped(port), "dradriver_devices_published") == 21, "all are published")
         assert of_label(before, "dradriver_active") == 1
+        assert before["dradriver_api_reachable", frozenset()] == 1
+        assert before["dradriver_claims_failed_total", frozenset((CPU, "prepare"))] == 0
         assert of_label(before, "dradriver_devices", "Healthy") == 21
         claims = [measured.claim(f"cpus-{number}", "cpu-numa-0:cpu=5") for number in range(2)]
         with daemons.kubelet(measured.node) as kubelet:
@@ -105,6 +107,18 @@ def test_metrics_move_with_calls_requests_and_claims() -> None:
         eventually(
             lambda: of_label(scraped(port), "dradriver_api_request_seconds_count", "0") > 0,
             "requests without an answer are counted",
+        )
+        eventually(
+            lambda: (
+                scraped(port).get(("dradriver_api_reachable", frozenset())) == 0
+                and of_label(scraped(port), "dradriver_publishing_failing") == 0
+            ),
+            "it is seen that the API server is away, though all is published",
+        )
+        measured.server.faults.accept()
+        eventually(
+            lambda: scraped(port).get(("dradriver_api_reachable", frozenset())) == 1,
+            "it is seen that the API server is back",
         )
 
 

@@ -29,6 +29,11 @@ class Wish(ClaimConfig, frozen=True, kw_only=True):
     levels: dict[str, dict[str, Literal["low", "high"]]] | None = None
     count: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
     text: Annotated[str, msgspec.Meta(max_length=5)] = ""
+    rate: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 1.0
+    least: Annotated[int, msgspec.Meta(ge=2)] | None = None
+    pair: tuple[int, int] = (0, 0)
+    some: Annotated[tuple[int, ...], msgspec.Meta(min_length=2)] = (0, 0)
+    switch: Literal["auto"] | bool = "auto"
 
     def __post_init__(self) -> None:
         if self.text == "never":
@@ -49,7 +54,7 @@ def test_fields_are_in_camel_case_and_have_defaults() -> None:
     )
 
 
-ALL = "count, level, levels, mode, named, part, parts, text"
+ALL = "count, least, level, levels, mode, named, pair, part, parts, rate, some, switch, text"
 
 
 @pytest.mark.parametrize(
@@ -57,32 +62,44 @@ ALL = "count, level, levels, mode, named, part, parts, text"
     [
         (
             {"parts": [{}, {"partSize": "x"}]},
-            "config.parts[1].partSize: Expected `int`, got `str`, found 'x'",
+            "config.parts[1].partSize: an integer is expected, found 'x', a string",
         ),
         ({"part": {"size": 1}}, "config.part.size: unknown field 'size'; allowed are partSize"),
         ({"parts": [{}, {"size": 1}]}, "config.parts[1].size: unknown field 'size'; allowed are partSize"),
         ({"named": {"a": {"size": 1}}}, "config.named.a.size: unknown field 'size'; allowed are partSize"),
         (
             {"named": {"a": {}, "0": {"partSize": "x"}}},
-            "config.named['0'].partSize: Expected `int`, got `str`, found 'x'",
+            "config.named['0'].partSize: an integer is expected, found 'x', a string",
         ),
-        ({"named": {"a": {}, "b\n": 5}}, "config.named['b\\n']: Expected `object`, got `int`, found '5'"),
-        ({"named": {"": 5}}, "config.named['']: Expected `object`, got `int`, found '5'"),
+        ({"named": {"a": {}, "b\n": 5}}, "config.named['b\\n']: a map is expected, found '5', an integer"),
+        ({"named": {"": 5}}, "config.named['']: a map is expected, found '5', an integer"),
         ({"levels": {"a": {"b": "low"}, "c": {"d": "z"}}}, "config.levels.c.d: 'z' is not one of low, high"),
-        ({"levels": {"a": [1]}}, "config.levels.a: Expected `object`, got `array`"),
+        ({"levels": {"a": [1]}}, "config.levels.a: a map is expected, found a list"),
         ({"a\nb": 1}, f"config: unknown field 'a\\nb'; allowed are {ALL}"),
         ({"mode": "slow"}, "config.mode: 'slow' is not one of fast, safe"),
         ({"mode": "x" * 10_000}, f"config.mode: '{'x' * 64}'... (10000 characters) is not one of fast, safe"),
         ({"level": "z"}, "config.level: 'z' is not one of low, high"),
-        ({"count": 9}, "config.count: Expected `int` <= 5, found '9'"),
-        ({"count": True}, "config.count: Expected `int`, got `bool`, found 'True'"),
-        ({"count": 1.5}, "config.count: Expected `int`, got `float`, found '1.5'"),
-        ({"count": 10**5000}, "config.count: Expected `int` <= 5, found 'an integer of 16610 bits'"),
-        ({"part": []}, "config.part: Expected `object | null`, got `array`"),
+        ({"count": 9}, "config.count: an integer from 1 to 5 is expected, found '9'"),
+        ({"count": True}, "config.count: an integer is expected, found true"),
+        ({"count": 1.5}, "config.count: an integer is expected, found '1.5', a number"),
+        (
+            {"count": 10**5000},
+            "config.count: an integer from 1 to 5 is expected, found 'an integer of 16610 bits'",
+        ),
+        ({"part": []}, "config.part: a map is expected, found a list"),
+        ({"part": "x"}, "config.part: a map is expected, found 'x', a string"),
+        ({"rate": 0}, "config.rate: a number above 0, at most 1000 is expected, found '0'"),
+        ({"rate": 1001}, "config.rate: a number above 0, at most 1000 is expected, found '1001'"),
+        ({"least": 1}, "config.least: an integer of at least 2 is expected, found '1'"),
+        ({"least": "2"}, "config.least: an integer is expected, found '2', a string"),
+        ({"pair": [1]}, "config.pair: a list of 2 entries is expected, found 1"),
+        ({"some": [1]}, "config.some: a list of at least 2 entries is expected"),
+        ({"text": "longer"}, "config.text: a string of at most 5 characters is expected, found 'longer'"),
+        ({"switch": "on"}, "config.switch: 'on' is not one of auto, true, false"),
         ({"text": "never"}, "config: text: 'never' is expected to be something else"),
-        ({1: 2}, "config: a key: Expected `str`"),
-        (None, "config: Expected `object`, got `null`"),
-        ([], "config: Expected `object`, got `array`"),
+        ({1: 2}, "config: a key: a string is expected"),
+        (None, "config: a map is expected, found nothing (null)"),
+        ([], "config: a map is expected, found a list"),
     ],
 )
 def test_an_error_says_where_and_what_is_allowed(value: object, message: str) -> None:

@@ -8,10 +8,25 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 import pytest
 
-from dradriver.config import Config, DriverConfig, Kubernetes, Log, Metrics, Standalone
+from dradriver.config import Config, DriverConfig, Kubernetes, Log, Metrics, Nri, Standalone
+from dradriver.daemon import __main__ as main
 from dradriver_cpu.config import CpuConfig, CpuOptions
 from dradriver_fake import FakeOptions, Fault
+from dradriver_gpu import GpuOptions
+from dradriver_gpu.config import GpuConfig, Mps, Sharing, TimeSlicing
 from dradriver_memory.config import MemoryOptions
+from dradriver_nic.config import (
+    AddressPool,
+    Ethtool,
+    Interface,
+    Neighbor,
+    NicConfig,
+    Route,
+    Rule,
+    VirtualFunction,
+    Vrf,
+)
+from dradriver_nic.options import NicOptions
 
 PAGE = (Path(__file__).parents[2] / "docs/configuration.md").read_text()
 TYPES: list[type[msgspec.Struct]] = [
@@ -19,13 +34,29 @@ TYPES: list[type[msgspec.Struct]] = [
     DriverConfig,
     Kubernetes,
     Standalone,
+    Nri,
     Metrics,
     Log,
     CpuOptions,
+    GpuOptions,
     MemoryOptions,
+    NicOptions,
     FakeOptions,
     Fault,
     CpuConfig,
+    GpuConfig,
+    Sharing,
+    TimeSlicing,
+    Mps,
+    NicConfig,
+    Interface,
+    Vrf,
+    Route,
+    Rule,
+    Neighbor,
+    Ethtool,
+    VirtualFunction,
+    AddressPool,
 ]
 
 
@@ -70,6 +101,20 @@ def test_types_and_defaults_are_described_as_they_are(kind: type[msgspec.Struct]
             assert default == f"`{shown}`", field.name
         else:
             assert default != "required", field.name
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_no_field_of_a_type_is_described_twice(kind: type[msgspec.Struct]) -> None:
+    section = re.split(rf"^#+ (?:\w+: )?{kind.__name__}$", PAGE, flags=re.MULTILINE)[1]
+    rows = re.findall(r"^\| `(\w+)` \|", section.split("\n#")[0], flags=re.MULTILINE)
+    assert len(rows) == len(set(rows))
+
+
+def test_the_options_and_variables_of_the_daemon_are_described() -> None:
+    source = Path(main.__file__).read_text()
+    named = set(re.findall(r'"(--[a-z-]+)"', source)) | set(re.findall(r'"(DRADRIVER_[A-Z_]+)"', source))
+    assert {"--config", "--dir", "--kubeconfig"} <= named
+    assert {name for name in named if f"`{name}" not in PAGE} == set()
 
 
 def test_every_type_of_the_page_is_a_type_of_the_code() -> None:

@@ -26,6 +26,7 @@ class Fixed:
             Published(GPU, "node-a/npu", 0),
         )
         self.is_active = True
+        self.is_reachable: bool | None = None
 
     def published(self) -> tuple[Published, ...]:
         return self.pools
@@ -39,6 +40,9 @@ class Fixed:
 
     def active(self) -> bool:
         return self.is_active
+
+    def reachable(self) -> bool | None:
+        return self.is_reachable
 
 
 Samples = dict[tuple[str, frozenset[str]], float]
@@ -97,6 +101,32 @@ def test_calls_and_requests_are_counted_with_their_outcomes() -> None:
         assert key("dradriver_claims_failed_total", GPU, "unprepare") not in found
         assert found[key("dradriver_api_request_seconds_count", "get", "200")] == 1
         assert found[key("dradriver_api_request_seconds_count", "get", "0")] == 1
+
+
+def test_failures_of_each_driver_and_call_are_counted_from_zero() -> None:
+    with served(Metrics(Fixed(), [GPU, "nic.example.com"])) as port:
+        found = samples(port)
+        assert {
+            values: value
+            for (name, values), value in found.items()
+            if name == "dradriver_claims_failed_total"
+        } == {
+            frozenset((driver, call)): 0
+            for driver in (GPU, "nic.example.com")
+            for call in ("prepare", "unprepare")
+        }
+        assert found[key("dradriver_call_seconds_count", GPU, "unprepare")] == 0
+        assert not [name for name, _ in found if name.endswith("_created")]
+
+
+def test_whether_the_api_server_is_reachable_is_shown_where_there_is_one() -> None:
+    facts = Fixed()
+    with served(Metrics(facts)) as port:
+        assert key("dradriver_api_reachable") not in samples(port)
+        facts.is_reachable = False
+        assert samples(port)[key("dradriver_api_reachable")] == 0
+        facts.is_reachable = True
+        assert samples(port)[key("dradriver_api_reachable")] == 1
 
 
 def test_gauges_show_the_moment_of_the_scrape() -> None:

@@ -145,13 +145,56 @@ def test_hardware_of_another_node_is_not_touched(tmp_path: Path) -> None:
         ("fake: {node: small, nicModes: {nic-0: pf}}", "fake.nicModes: 'nic-0' is none of nic-0000-44-00-0"),
         ("fake: {node: small, directory: hw}", "fake: directory: an absolute path without '..' is expected"),
         ("fake: {node: small, faults: [{device: a, does: b}]}", "fake.faults[0].does: 'b' is not one of "),
-        ("fake: dgx-h100", "fake: Expected `object | null`, got `str`"),
+        (
+            "fake: {node: small, faults: [{device: '*', does: sick}, {device: gpu-0000-43-00-1, does: sick}]}",
+            (
+                "fake.faults[1].device: 'gpu-0000-43-00-1' is no device of this node: there are gpu-0000-43-00-0, "
+                "nic-0000-44-00-0, nic-0000-01-00-0, and what they are offered as (dradriver devices); near it is "
+                "gpu-0000-43-00-0"
+            ),
+        ),
+        (
+            "fake: {node: small, gpuMode: whole, faults: [{device: '*-mig-*', does: fail}]}",
+            "fake.faults[0].device: '*-mig-*' is no device of this node",
+        ),
+        (
+            "fake: {node: small, faults: [{device: 'gpu-*', does: unready}]}",
+            "fake.faults[0].does: unready: GPUs have binding conditions with gpuBinding: true only",
+        ),
+        (
+            "fake: {node: small, gpuBinding: true, faults: [{device: 'nic-*', does: unready}]}",
+            "fake.faults[0].does: unready: 'nic-*' is no GPU",
+        ),
+        (
+            "fake: {node: small, faults: [{device: '*-mig-*', does: fail, at: probe}]}",
+            "fake.faults[0].device: '*-mig-*' is no whole card",
+        ),
+        (
+            "fake: {node: small, gpuMode: whole, faults: [{device: '*', does: crash, at: half}]}",
+            "fake.faults[0].at: half: '*' is no partition",
+        ),
+        ("fake: dgx-h100", "fake: a map is expected, found 'dgx-h100', a string"),
         ("{fake: {node: small}, hostRoot: /mnt}", "hostRoot: a fake node has a root of its own"),
         ("{fake: {node: small}, backends: {gpu: {mode: x}}}", "backends.gpu.mode: unknown field 'mode'"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, text: str, expected: str) -> None:
     assert refusal(tmp_path, text).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "{device: '*', does: crash, at: half}",
+        "{device: gpu-0000-43-00-0-mig-1g-6gb-?, does: sick}",
+        "{device: gpu-0000-43-00-0, does: fail, at: probe}",
+        "{device: 'gpu-*', does: unready, at: created}",
+        "{device: nic-0000-44-00-3, does: hang}",
+        "{device: nic-0000-44-00-0, does: vanish}",
+    ],
+)
+def test_faults_of_what_there_is_are_taken(tmp_path: Path, fault: str) -> None:
+    assert load_backends(settings(tmp_path, f"fake: {{node: small, gpuBinding: true, faults: [{fault}]}}"))
 
 
 def test_facts_that_are_wrong_leave_nothing_behind(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def changed(**changes: Any) -> bytes:
         (b"node: a\nnode: b", r"f: not valid YAML: .*'node' stands twice"),
         (b"a: [", "f: not valid YAML: "),
         (b"a: \x80", "f: not valid YAML"),
-        (b"[]", "f: Expected `object`, got `array`"),
+        (b"[]", "f: a map is expected, found a list"),
         (b"", "f: "),
     ],
 )

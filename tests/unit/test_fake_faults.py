@@ -382,7 +382,7 @@ def test_a_file_that_is_written_anew_counts_anew(tmp_path: Path) -> None:
             r"\[0\]\.untl: unknown field 'untl'; allowed are after, at, ",
         ),
         ("- {device: ../x, does: sick}", r"\[0\]\.device: "),
-        ("device: gpu-0", r"Expected `array`, got `object`"),
+        ("device: gpu-0", "a list is expected, found a map"),
         ("- {device: gpu-0, does: [}", "not valid YAML"),
     ],
 )
@@ -433,3 +433,23 @@ def test_the_environment_of_a_claim_tells_of_the_partition_that_was_made_last(sm
     (instance,) = small.gpu.gpu(GPU).instances()
     (edits,) = small.edits(claim)
     assert environment(edits)["DRA_GPU_uid_a_0"] == instance.compute[0].uuid
+
+
+def test_a_fault_of_the_file_that_can_never_happen_is_a_warning_of_its_kind(small: Machine) -> None:
+    faults = [
+        {"device": GPU, "does": "sick"},
+        {"device": "gpu-0", "does": "fail"},
+        {"device": "nic-9", "does": "fail"},
+        {"device": GPU, "does": "unready"},
+        {"device": "cpu-numa-0", "does": "sick"},
+    ]
+    set_faults(small.host_root, decode_faults(faults, "faults"))
+    small.refresh()
+    file = small.host_root / "fake" / "faults.yaml"
+    for kind, expected in (("gpu", "[1].device [3].does [4].device"), ("nic", "[2].device [4].device")):
+        warnings = small.pool(kind).snapshot.content.warnings
+        assert [text.split(": ")[0] for text in warnings] == [f"{file}{where}" for where in expected.split()]
+        assert all(text.endswith("; nothing comes of this fault") for text in warnings)
+    clear_faults(small.host_root)
+    small.refresh()
+    assert not small.pool("gpu").snapshot.content.warnings

@@ -16,7 +16,7 @@ from dradriver.engine import DeviceRecord, Record, State, open_journal
 from dradriver.host import Host, read_topology
 from dradriver.inspect import Check, Status, worst
 from dradriver.inspect.cdi import check_cdi_conflicts, check_cdi_directory, check_cdi_files
-from dradriver.inspect.checks import check_node
+from dradriver.inspect.checks import check_node, check_pool
 from dradriver.inspect.files import mount_of, size_text
 from dradriver.inspect.kubelet import (
     check_directories,
@@ -39,6 +39,9 @@ from dradriver.inspect.system import (
 from dradriver.model import Allocated, ClaimRef
 from dradriver.sim.kubelet import RegisteredPlugin
 from dradriver_cdi import ContainerEdits, Device, Spec, Store, claim_file_name
+from dradriver_fake import set_faults
+from dradriver_fake.faults import decode_faults
+from fakenode import machine
 from hosttree import HostTree, two_sockets
 
 CPU = "cpu.dradriver.io"
@@ -86,6 +89,7 @@ def test_versions_name_kernel_python_and_packages(tmp_path: Path) -> None:
     assert "kernel 6.8.0-test" in seen
     for name in ("Python 3.", "dradriver ", "grpcio ", "protobuf ", "SQLite "):
         assert name in seen
+    assert check_versions(Host(tmp_path / "made up")).seen.startswith("Python 3.")
 
 
 def test_who_is_not_root_needs_a_directory_of_his_own() -> None:
@@ -272,6 +276,15 @@ def test_a_journal_is_read_from_end_to_end(tmp_path: Path) -> None:
         assert "of an earlier boot" in check_journal(path, "c")[0][0].seen
 
 
+def test_a_claim_of_two_drivers_is_one_claim(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    with journalled(path, record("a"), replace(record("a"), driver="memory.dradriver.io")):
+        checks, records = check_journal(path, "b")
+        assert checks[0].seen.endswith("sound, 1 claim")
+        assert records is not None
+        assert len(records) == 2
+
+
 @pytest.mark.parametrize("content", [b"not a database", b"SQLite format 3\0" + b"x" * 4096])
 def test_a_damaged_journal_is_an_error_and_stays_as_it_is(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
@@ -441,3 +454,24 @@ def test_every_error_and_warning_says_how_to_mend_it(node: Settings) -> None:
 )
 def test_sizes_are_readable(size: int | None, text: str) -> None:
     assert size_text(size) == text
+
+
+def test_a_sick_thing_is_named_once_for_all_that_is_made_of_it(tmp_path: Path) -> None:
+    with machine(tmp_path) as made:
+        set_faults(
+            made.host_root,
+            decode_faults(
+                [
+                    {"device": "gpu-0000-43-00-0", "does": "sick", "message": "XID 79"},
+                    {"device": "nic-0000-44-00-3", "does": "sick"},
+                ],
+                "faults",
+            ),
+        )
+        made.refresh()
+        gpu, nic = (
+            [check for check in check_pool(made.pool(kind), "n1") if check.status is Status.WARNING]
+            for kind in ("gpu", "nic")
+        )
+        assert [check.seen for check in gpu] == ["gpu-0000-43-00-0 (14 devices): XID 79"]
+        assert [check.seen for check in nic] == ["nic-0000-44-00-3: is sick, as the fault script says"]

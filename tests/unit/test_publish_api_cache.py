@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from dradriver.publish import PublishError
 from dradriver.publish.stored import SliceCache
 
 Body = dict[str, Any]
@@ -19,7 +18,11 @@ def body(name: str, revision: int, edition: int = 1, uid: str = "") -> Body:
             "resourceVersion": str(revision),
             "generation": edition,
         },
-        "spec": {"driver": "d", "pool": {"name": "p", "generation": 1, "resourceSliceCount": 1}},
+        "spec": {
+            "driver": "d",
+            "nodeName": "n",
+            "pool": {"name": "p", "generation": 1, "resourceSliceCount": 1},
+        },
     }
 
 
@@ -38,7 +41,7 @@ def heard() -> Heard:
 
 @pytest.fixture
 def cache(heard: Heard) -> SliceCache:
-    return SliceCache(heard)
+    return SliceCache(heard, "n", "d")
 
 
 def revisions(cache: SliceCache) -> dict[str, str]:
@@ -56,12 +59,49 @@ def quiet(cache: SliceCache, action: Callable[[], object]) -> bool:
     return cache.state == before
 
 
-@pytest.mark.parametrize(
-    "sent", [None, {}, {"metadata": {"name": "a"}, "spec": {}}, body("a", 1) | {"spec": {"driver": 1}}]
-)
-def test_what_is_no_slice_is_an_error(cache: SliceCache, sent: Any) -> None:
-    with pytest.raises(PublishError, match="no ResourceSlice"):
-        cache.changed("ADDED", sent)
+NO_SLICES: list[Any] = [
+    None,
+    {},
+    {"metadata": {"name": "x"}, "spec": {}},
+    body("x", 1) | {"spec": {"driver": 1}},
+    {key: value for key, value in body("x", 1).items() if key != "spec"},
+    body("x", 1) | {"spec": {"driver": "d", "nodeName": "n", "pool": {"name": "p", "generation": "one"}}},
+]
+
+
+@pytest.mark.parametrize("sent", NO_SLICES)
+def test_what_is_no_slice_is_passed_over_and_told_once(
+    cache: SliceCache, sent: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.replaced([body("a", 1), sent, body("b", 2)])
+    cache.changed("ADDED", sent)
+    cache.changed("DELETED", sent)
+    cache.listed_since(cache.mark(), [body("a", 1), sent, body("b", 2)])
+    assert revisions(cache) == {"a": "1", "b": "2"}
+    (told,) = caplog.records
+    assert "is no ResourceSlice" in told.getMessage()
+    assert told.levelname == "WARNING"
+    assert told.exc_info is None
+
+
+def test_a_slice_that_is_gone_may_have_become_anything(cache: SliceCache) -> None:
+    cache.replaced([body("a", 1)])
+    cache.changed("DELETED", body("a", 2) | {"spec": None})
+    assert revisions(cache) == {}
+
+
+@pytest.mark.parametrize("place", [{"nodeName": "other"}, {"nodeName": None}, {"driver": "other"}])
+def test_slices_of_others_are_passed_over(cache: SliceCache, heard: Heard, place: dict[str, Any]) -> None:
+    """Whatever the server was asked for."""
+    foreign = body("x", 5)
+    foreign["spec"] |= place
+    cache.replaced([body("a", 1), foreign])
+    assert quiet(cache, lambda: cache.changed("ADDED", foreign))
+    assert quiet(cache, lambda: cache.changed("MODIFIED", foreign))
+    assert quiet(cache, lambda: cache.changed("DELETED", foreign))
+    cache.listed_since(cache.mark(), [body("a", 1), foreign])
+    assert revisions(cache) == {"a": "1"}
+    assert heard.count == 1
 
 
 def test_a_list_and_events_tell_of_slices(cache: SliceCache, heard: Heard) -> None:

@@ -12,6 +12,7 @@ from dradriver.publish.difference import difference
 from dradriver.publish.errors import PublishError, explained, part
 from dradriver.publish.retry import CEILING_SECONDS, FIGHT_RESTORES, Patience, Reachable, Retry
 from dradriver.slices import Body
+from publishing import Hurried
 
 
 def spec(count: int) -> Body:
@@ -138,7 +139,46 @@ def test_a_server_that_asks_for_time_gets_it(setting: Setting) -> None:
 
 def test_a_server_that_asks_for_a_day_is_not_believed(setting: Setting) -> None:
     setting.retry.failed(StatusError(503, "ServiceUnavailable", "busy", retry_after=86400.0))
-    assert setting.waits() < 1000.0
+    assert 30.0 <= setting.waits() < 60.0
+
+
+def test_a_success_of_any_request_ends_a_wait_once() -> None:
+    clock = Hurried()
+    reachable = Reachable()
+    retry = Retry(clock, reachable)
+    for _ in range(12):
+        retry.failed(UnreachableError("gone"))
+    with pytest.raises(UnreachableError):
+        retry.check()
+    reachable.successes.note()
+    retry.check()
+    retry.failed(UnreachableError("gone"))
+    reachable.successes.note()
+    with pytest.raises(UnreachableError):
+        retry.check()
+
+
+def test_a_task_that_always_fails_keeps_its_back_off_beside_requests_that_have_success() -> None:
+    clock = Clock(speed=1200.0)
+    reachable = Reachable()
+    retry = Retry(clock, reachable)
+    tries, end = 0, clock.now() + 1800
+    while clock.now() < end:
+        reachable.successes.note()
+        try:
+            retry.check()
+        except UnreachableError:
+            time.sleep(0.0001)
+        else:
+            tries += 1
+            retry.failed(UnreachableError("gone"))
+    assert tries < 1800 / (CEILING_SECONDS / 2) + 100
+
+
+def test_a_success_of_others_does_not_shorten_what_the_server_asked_for(setting: Setting) -> None:
+    setting.retry.failed(StatusError(503, "ServiceUnavailable", "busy", retry_after=20.0))
+    setting.reachable.successes.note()
+    assert setting.waits() >= 20.0
 
 
 def test_a_server_that_answers_others_is_tried_at_once() -> None:
