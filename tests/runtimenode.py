@@ -97,6 +97,7 @@ class RuntimeNode:
             )
             stack.callback(self.engine.close)
             self.engine.recover()
+            side.attend(self.engine)
             before = list(self.runtime.plugins)
             for _, loop in side.loops():
                 stack.enter_context(running(loop))

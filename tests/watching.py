@@ -46,13 +46,22 @@ class Seen:
 class Watching:
     """A ListWatch that runs."""
 
-    def __init__(self, server: Server, clock: Clock, seen: Seen, query: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        server: Server,
+        clock: Clock,
+        seen: Seen,
+        query: dict[str, str] | None = None,
+        relist: float | None = None,
+    ) -> None:
         self.server = server
         self.clock = clock
         self.seen = seen
         self.stop = threading.Event()
         self.client = Client(Connection(server.url, token="secret-token"), clock=clock, qps=20, burst=40)
-        self.watch = ListWatch(self.client, PATH, query or {}, seen, clock=clock, name="slices")
+        self.watch = ListWatch(
+            self.client, PATH, query or {}, seen, clock=clock, name="slices", relist=relist
+        )
         self.thread = threading.Thread(target=self.watch.run, args=(self.stop,))
 
     def wait(self, seconds: float) -> None:
@@ -70,10 +79,15 @@ class Watching:
 
 @contextmanager
 def watching(
-    answer: Answer, *, clock: Clock = SYSTEM, seen: Seen | None = None, query: dict[str, str] | None = None
+    answer: Answer,
+    *,
+    clock: Clock = SYSTEM,
+    seen: Seen | None = None,
+    query: dict[str, str] | None = None,
+    relist: float | None = None,
 ) -> Iterator[Watching]:
     with Server(answer) as server:
-        it = Watching(server, clock, seen or Seen(), query)
+        it = Watching(server, clock, seen or Seen(), query, relist)
         it.thread.start()
         try:
             yield it

@@ -35,6 +35,10 @@ class Admission:
         waiting = next((step for step in record.steps if step.phase is not Phase.PREPARE), None)
         if waiting is None:
             return
+        if record.sandbox is not None and not record.sandbox.pods:
+            raise PlanError(
+                f"the pod must be known to {waiting.text}: reserve the claim for a pod by name (status.reservedFor)"
+            )
         status = self._status()
         if status.trouble:
             text = f"the container runtime must be asked to {waiting.text}, and cannot be: {status.trouble}"

@@ -9,17 +9,19 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from dradriver.backend import ContainerAdjustment
+from dradriver.backend import BackendError, ContainerAdjustment
+from dradriver.claims import ClaimError
 from dradriver.containers.shared import Shared, SharedCPUs
 from dradriver.containers.uses import Allowing, Use, uses
-from dradriver.engine import JournalError, JournalView, Pools, State
+from dradriver.engine import JournalError, JournalView, Pools, Sandbox, Sandboxes, State
 from dradriver.engine.containers import ContainerClaim, ContainerClaims, combined
 from dradriver.host import CPUSet
 from dradriver.model.text import plain, shown
 from dradriver.nri import Container, Pod, RefusedError, Update
+from dradriver_cdi import CDIError
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ class Containers:
         self._drivers = frozenset(pools.drivers)
         self._shared = shared
         self._reservations = reservations
+        self._sandboxes: Sandboxes | None = None
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = {}
         self._online = CPUSet()
@@ -66,6 +69,10 @@ class Containers:
         with contextlib.suppress(JournalError):
             # With many claims it takes longer than a runtime likes to wait.
             self._claims.refresh()
+
+    def attend(self, sandboxes: Sandboxes) -> None:
+        """Tell of sandboxes from now on; to be called before a runtime is joined."""
+        self._sandboxes = sandboxes
 
     def held(self) -> CPUSet:
         """Return the CPUs that claims hold now. Raises JournalError."""
@@ -81,7 +88,10 @@ class Containers:
             self._settled = None
 
     def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> Sequence[Update]:
-        """Take over all containers that run, and mend what was done without us."""
+        """Take over all pods and all containers that run, and mend what was done without us."""
+        if self._sandboxes:
+            with _refusing():
+                self._sandboxes.synchronize([_sandbox(pod) for pod in pods])
         by_id = {pod.id: pod for pod in pods}
         with self._lock:
             shared = self._left()
@@ -100,13 +110,20 @@ class Containers:
         return updates
 
     def run_pod(self, pod: Pod) -> None:
-        """Do nothing: a sandbox alone uses nothing of a claim."""
+        """Take the pod's claims into its sandbox. Raises RefusedError."""
+        if self._sandboxes:
+            with _refusing():
+                self._sandboxes.run(_sandbox(pod))
 
     def stop_pod(self, pod: Pod) -> None:
-        """Do nothing: its containers have been told of."""
+        """Bring its claims back; its containers have been told of."""
+        if self._sandboxes:
+            with _refusing():
+                self._sandboxes.stop(pod.id)
 
     def remove_pod(self, pod: Pod) -> None:
-        """Forget its containers, whatever was told of them."""
+        """Bring its claims back, and forget its containers, whatever was told of them."""
+        self.stop_pod(pod)
         with self._lock:
             for name in [name for name, known in self._known.items() if known.pod == pod.id]:
                 del self._known[name]
@@ -118,6 +135,7 @@ class Containers:
         with self._lock:
             shared = self._left()
             known = _Known(pod.id, self._uses(pod, container, strict=True), container.cpus)
+            self._check_sandbox(pod, known)
             adjustment = self._promised(known)
             if adjustment.cpus:
                 self._check_alone(shared)
@@ -187,6 +205,14 @@ class Containers:
 
     def _uses(self, pod: Pod, container: Container, *, strict: bool) -> tuple[Use, ...]:
         return uses(pod, container, self._claims, self._drivers, self._reservations, strict=strict)
+
+    def _check_sandbox(self, pod: Pod, known: _Known) -> None:
+        """Refuse a container of a claim that is not in its pod. Raises RefusedError."""
+        for use in known.uses:
+            claim = self._claim(use)
+            if self._sandboxes and claim is not None and claim.sandboxed:
+                with _refusing():
+                    self._sandboxes.check(use.driver, use.uid, pod.id)
 
     def _learn(self, pod: Pod, container: Container) -> _Known:
         """Keep a container that was made without us."""
@@ -291,6 +317,19 @@ class Containers:
         if not updates or not pending:
             self._settled = shared
         return updates
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Refuse for failures whose own text says what is wrong."""
+    try:
+        yield
+    except (BackendError, CDIError, ClaimError, JournalError, OSError) as error:
+        raise RefusedError(str(error) or type(error).__name__) from error
+
+
+def _sandbox(pod: Pod) -> Sandbox:
+    return Sandbox(pod.id, pod.uid, pod.namespace, pod.name, pod.network_namespace or "")
 
 
 def _has(container: Container, wanted: ContainerAdjustment) -> bool:

@@ -95,6 +95,11 @@ class Daemon:
         )
         self._in_use: dict[str, frozenset[tuple[str, str]]] = {}
 
+    @property
+    def reachable(self) -> bool | None:
+        """Whether the API server answers and can be watched; None where there is none."""
+        return self._around.reachable
+
     def start(self) -> None:
         """Serve the sockets and begin to probe. Raises OSError or ValueError where a socket cannot be made."""
         paths = [
@@ -229,7 +234,7 @@ class Daemon:
         # Imported only where it is used: it costs every node memory.
         from dradriver.daemon.metrics import Metrics  # noqa: PLC0415
 
-        return Metrics(Facts(self))
+        return Metrics(Facts(self), self.pools.drivers)
 
     def _remove_dead(self, stop: threading.Event) -> None:
         """Remove the sockets of instances that died, at once and then now and again."""
@@ -274,6 +279,8 @@ class Daemon:
             admission=self._runtime.admission if self._runtime else None,
         )
         engine.recover()
+        if self._runtime:
+            self._runtime.attend(engine)
         return engine, self._journal
 
     def _prepared(self, record: Record, claim: object) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from dradriver.claims import ClaimSource
 from dradriver.config import Runtime
 from dradriver.containers import Admission, Containers, Reservations, SharedCPUs
-from dradriver.engine import Pools, Record, view_journal
+from dradriver.engine import Engine, Pools, Record, view_journal
 from dradriver.host import Host
 from dradriver.nri import OFF, NriPlugin, NriStatus
 
@@ -32,6 +32,10 @@ class RuntimeSide:
         if settings.join:
             self._plugin = NriPlugin(self.containers, socket=settings.socket, index=settings.index)
         self.admission = Admission(self.containers, self.shared, pools, lambda: self.status)
+
+    def attend(self, engine: Engine) -> None:
+        """Have the engine told of pods; to be called before the loop runs."""
+        self.containers.attend(engine.sandboxes)
 
     @property
     def status(self) -> NriStatus:

@@ -9,8 +9,9 @@ from dradriver.engine.ledger import HeldError
 from dradriver.engine.metadata import MetadataFiles
 from dradriver.engine.planning import Part, Planned, plan, requests
 from dradriver.engine.pools import Pool, Pools, Snapshot, refresh_all
-from dradriver.engine.records import DeviceRecord, Record, State, StepRecord, StepState
+from dradriver.engine.records import DeviceRecord, Record, SandboxRecord, State, StepRecord, StepState
 from dradriver.engine.retry import retried
+from dradriver.engine.sandboxes import Sandbox, Sandboxes
 
 __all__ = [
     "Admission",
@@ -29,6 +30,9 @@ __all__ = [
     "Pool",
     "Pools",
     "Record",
+    "Sandbox",
+    "SandboxRecord",
+    "Sandboxes",
     "Snapshot",
     "State",
     "StepRecord",

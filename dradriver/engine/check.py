@@ -6,7 +6,7 @@ hold that this daemon could not have written must not become work.
 
 import re
 
-from dradriver.backend import BackendError
+from dradriver.backend import BackendError, Phase
 from dradriver.claims import ClaimError
 from dradriver.engine.journal import Journal
 from dradriver.engine.ledger import (
@@ -36,6 +36,8 @@ from dradriver.model.names import check_label, check_subdomain, check_uid
 _KINDS = frozenset({"bool", "int", "string", "version", "bools", "ints", "strings", "versions"})
 """The fields of a DeviceAttribute object."""
 
+_PATH = re.compile(r"/[A-Za-z0-9._:/-]{1,1000}")
+
 _PLAN_HOLD = re.compile(r"[A-Za-z0-9._:/-]{1,253}")
 
 
@@ -52,6 +54,7 @@ def check_record(record: Record, pools: Pools, journal: Journal) -> None:
         check_label(record.pod_claim, "the pod's name of the claim")
     if record.generation < 1:
         raise ValueError(f"generation {record.generation} is not 1 or more")
+    _check_sandbox(record)
     for device in record.devices:
         _check_device(record, device, pools)
     for step in record.steps:
@@ -64,6 +67,14 @@ def check_record(record: Record, pools: Pools, journal: Journal) -> None:
             raise ValueError(f"step {step.type}: phase {step.phase.value}, state {step.state.value}")
     _check_text(record)
     _check_holds(record, pools, journal)
+
+
+def _check_sandbox(record: Record) -> None:
+    sandbox = record.sandbox
+    if (sandbox is None) == any(step.phase is Phase.SANDBOX for step in record.steps):
+        raise ValueError("its sandbox does not go with its steps")
+    if sandbox and not (sandbox.id and record.is_open and _PATH.fullmatch(sandbox.netns)):
+        raise ValueError(f"it is in no sandbox: {shown(sandbox.netns)}")
 
 
 def _pool(record: Record, kind: str, pools: Pools) -> Pool:

@@ -23,6 +23,7 @@ class ContainerClaim:
     adjustments   device number -> what its steps give each container that uses the device
     cpus          all CPUs that its containers get: nobody else's containers run there while the claim is journalled
     unknown       why the adjustments are not known; empty where they are
+    sandboxed     whether its containers can be in the sandbox only that the claim is in
     """
 
     driver: str
@@ -32,6 +33,7 @@ class ContainerClaim:
     adjustments: Mapping[int, tuple[ContainerAdjustment, ...]]
     cpus: CPUSet
     unknown: str = ""
+    sandboxed: bool = False
 
 
 def container_claim(record: Record, pools: Pools) -> ContainerClaim:
@@ -50,7 +52,14 @@ def container_claim(record: Record, pools: Pools) -> ContainerClaim:
             continue
         adjustments[step.index] = (*adjustments.get(step.index, ()), adjustment)
     return ContainerClaim(
-        record.driver, record.ref, record.state, len(record.devices), adjustments, cpus, unknown
+        record.driver,
+        record.ref,
+        record.state,
+        len(record.devices),
+        adjustments,
+        cpus,
+        unknown,
+        sandboxed=record.sandbox is not None,
     )
 
 

@@ -21,12 +21,14 @@ from dradriver.engine.lanes import HungError
 from dradriver.engine.ledger import HeldError, take
 from dradriver.engine.lifecycle import Lifecycle
 from dradriver.engine.locks import Locks
+from dradriver.engine.namespaces import Namespaces
 from dradriver.engine.planning import MissingDeviceError, Part, Planned, plan, record, requests
 from dradriver.engine.pools import Pool, Pools
 from dradriver.engine.progress import Progress, StepRunner
 from dradriver.engine.records import Record, plan_prefix
 from dradriver.engine.recovery import Recovery, Unsettled
 from dradriver.engine.retry import retried
+from dradriver.engine.sandboxes import Sandboxes
 from dradriver.model import ClaimRef, PreparedDevice, shown
 from dradriver.model.names import check_label, check_subdomain, check_uid
 from dradriver_cdi import CDIError
@@ -79,7 +81,10 @@ class _Open:
 
 
 class Engine:
-    """Prepares and unprepares the claims of this node's drivers."""
+    """Prepares and unprepares the claims of this node's drivers.
+
+    sandboxes   what is to be told of the pods whose network namespaces the claims go to
+    """
 
     def __init__(
         self,
@@ -111,9 +116,25 @@ class Engine:
         self._closed = threading.Event()
         self._locks = Locks()
         self._unsettled = Unsettled()
-        self._runner = StepRunner(pools, journal)
+        self._namespaces = Namespaces(boot)
+        self._runner = StepRunner(pools, journal, self._namespaces)
         self._lifecycle = Lifecycle(
-            pools, journal, cdi, runner=self._runner, boot=boot, unsettled=self._unsettled.add
+            pools,
+            journal,
+            cdi,
+            runner=self._runner,
+            namespaces=self._namespaces,
+            boot=boot,
+            unsettled=self._unsettled.add,
+        )
+        self.sandboxes = Sandboxes(
+            journal,
+            claims,
+            locks=self._locks,
+            runner=self._runner,
+            lifecycle=self._lifecycle,
+            unsettled=self._unsettled.add,
+            changed=lambda record: self._tell(record, None),
         )
         self._recovery = Recovery(
             pools,
@@ -122,6 +143,7 @@ class Engine:
             locks=self._locks,
             runner=self._runner,
             lifecycle=self._lifecycle,
+            sandboxes=self.sandboxes,
             unsettled=self._unsettled,
         )
 
@@ -162,6 +184,7 @@ class Engine:
         """Refuse new work, end the retries, and tell steps that run to come to their end."""
         self._closed.set()
         self._lifecycle.close()
+        self._namespaces.close()
 
     def _each(self, claims: Sequence[ClaimRef], work: Callable[[ClaimRef], T]) -> dict[str, T | str]:
         def guarded(ref: ClaimRef) -> T | str:
@@ -195,14 +218,16 @@ class Engine:
         with self._at_work(driver, ref, deadline) as known:
             if known and known.ref != ref:
                 raise ClaimError(f"uid {ref.uid} was prepared for another claim, {known.ref}")
-            settled = self._lifecycle.settle(Progress(known), deadline) if known else None
+            settled = (
+                self._lifecycle.settle(Progress(known), deadline, self.sandboxes.is_gone) if known else None
+            )
             obj = self._read_again(ref, deadline) if settled else None
             if settled and self._is_allocated_anew(settled, obj):
                 log.warning("claim %s of %s was allocated anew: undone", ref, driver)
                 self._lifecycle.undo(Progress(settled), deadline)
                 settled = None
             if settled:
-                made: Record | None = self._repeat(settled, deadline)
+                made: Record | None = self._repeat(settled, obj, deadline)
             else:
                 obj = self._read(ref, deadline) if obj is None else obj
                 made = self._begin(driver, ref, obj, deadline)
@@ -212,7 +237,11 @@ class Engine:
         self._tell(made, obj)
         return given
 
-    def _repeat(self, settled: Record, deadline: float) -> Record:
+    def _repeat(self, settled: Record, obj: object, deadline: float) -> Record:
+        if settled.sandbox and obj is not None:
+            progress = Progress(settled)
+            self._lifecycle.reserve(progress, read_claim(obj, settled.ref, settled.driver).pods)
+            settled = progress.record
         retried(lambda: self._admission.check(settled), deadline, self._closed)
         return self._lifecycle.repeat(settled)
 

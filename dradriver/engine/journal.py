@@ -20,6 +20,8 @@ from dradriver.engine.records import (
     DeviceRecord,
     Hold,
     Record,
+    Sandboxed,
+    SandboxRecord,
     State,
     StepRecord,
     StepState,
@@ -31,7 +33,9 @@ from dradriver.model import ClaimRef, Quantity
 
 log = logging.getLogger(__name__)
 
-_CLAIM = "driver, uid, namespace, name, state, boot, created, devices, message, pod_claim, generation"
+_CLAIM = (
+    "driver, uid, namespace, name, state, boot, created, devices, message, pod_claim, generation, sandbox"
+)
 
 _UNREADABLE = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_MISMATCH}
 """Primary result codes of a file that holds no such database; all others may pass."""
@@ -146,6 +150,18 @@ class JournalView:
         with self._reading() as db:
             return db.execute("SELECT driver, uid, created, state FROM claim").fetchall()
 
+    def sandboxes(self) -> list[Sandboxed]:
+        """Return the claims with steps of phase sandbox, oldest first."""
+        with self._reading() as db:
+            rows = db.execute(
+                "SELECT driver, uid, namespace, name, pod_claim, sandbox FROM claim "
+                "WHERE sandbox IS NOT NULL ORDER BY created, driver, uid"
+            ).fetchall()
+        return [
+            Sandboxed(driver, ClaimRef(uid, namespace, name), pod_claim, decode_json(body, SandboxRecord))
+            for driver, uid, namespace, name, pod_claim, body in rows
+        ]
+
     def counts(self) -> dict[str, int]:
         """Return the number of claims of each driver that has any."""
         with self._reading() as db:
@@ -259,7 +275,7 @@ class Journal(JournalView):
         key = (record.driver, record.ref.uid)
         with self.transaction():
             self._db.execute(
-                f"INSERT INTO claim ({_CLAIM}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - fixed names
+                f"INSERT INTO claim ({_CLAIM}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - fixed names
                 (
                     *key,
                     record.ref.namespace,
@@ -271,6 +287,7 @@ class Journal(JournalView):
                     record.message,
                     record.pod_claim,
                     record.generation,
+                    encode(record.sandbox) if record.sandbox else None,
                 ),
             )
             self._db.executemany(
@@ -303,24 +320,24 @@ class Journal(JournalView):
         devices: tuple[DeviceRecord, ...] | None = None,
         message: str | None = None,
         generation: int | None = None,
+        sandbox: SandboxRecord | None = None,
         steps: Sequence[tuple[int, StepState]] = (),
     ) -> None:
         """Change what is given of a claim and the states of its steps, in one durable change."""
-        fields: dict[str, Any] = {}
-        if state is not None:
-            fields["state"] = state.value
-        if devices is not None:
-            fields["devices"] = encode(devices)
-        if message is not None:
-            fields["message"] = message
-        if generation is not None:
-            fields["generation"] = generation
+        fields = {
+            "state": None if state is None else state.value,
+            "devices": None if devices is None else encode(devices),
+            "message": message,
+            "generation": generation,
+            "sandbox": None if sandbox is None else encode(sandbox),
+        }
         with self.transaction():
             for column, value in fields.items():
-                self._db.execute(
-                    f"UPDATE claim SET {column} = ? WHERE driver = ? AND uid = ?",  # noqa: S608 - fixed names
-                    (value, driver, uid),
-                )
+                if value is not None:
+                    self._db.execute(
+                        f"UPDATE claim SET {column} = ? WHERE driver = ? AND uid = ?",  # noqa: S608 - fixed names
+                        (value, driver, uid),
+                    )
             self._db.executemany(
                 "UPDATE step SET state = ? WHERE driver = ? AND uid = ? AND n = ?",
                 ((step_state.value, driver, uid, n) for n, step_state in steps),
@@ -363,7 +380,7 @@ def _nano(db: sqlite3.Connection, unit: str) -> int:
 
 
 def _record(db: sqlite3.Connection, row: tuple[Any, ...]) -> Record:
-    driver, uid, namespace, name, state, boot, created, devices, message, pod_claim, generation = row
+    driver, uid, namespace, name, state, boot, created, devices, message, pod_claim, generation, sandbox = row
     steps = db.execute(
         "SELECT state, facts, body FROM step WHERE driver = ? AND uid = ? ORDER BY n", (driver, uid)
     ).fetchall()
@@ -382,6 +399,7 @@ def _record(db: sqlite3.Connection, row: tuple[Any, ...]) -> Record:
         message,
         pod_claim,
         generation,
+        decode_json(sandbox, SandboxRecord) if sandbox else None,
     )
 
 

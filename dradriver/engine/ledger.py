@@ -31,13 +31,14 @@ class HeldError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """An amount taken from a unit that has `limit` of it. `what` names the unit for people."""
+    """An amount taken from a unit that has `limit` of it. `what` names the unit for people, `device` who draws."""
 
     unit: str
     index: int
     amount: Quantity
     limit: Quantity
     what: str
+    device: str = ""
 
 
 def plan_draws(backend: str, holds: Iterable[str]) -> list[Draw]:
@@ -66,7 +67,7 @@ def device_draws(
         for name, amount in sorted(counters.items()):
             unit = f"{counter_prefix(allocated)}{set_name}:{name}"
             what = f"{name} of {set_name} for device {allocated.device}"
-            draws.append(Draw(unit, index, amount, available.get(name, ZERO), what))
+            draws.append(Draw(unit, index, amount, available.get(name, ZERO), what, allocated.device))
     return draws
 
 
@@ -132,4 +133,14 @@ def _refusal(parts: list[Draw], asked: Quantity, left: Quantity, held: list[Clai
             else f"{draw.what} is allocated {len(parts)} times to this claim: it is given out once"
         )
     message = f"{draw.what}: {_text(asked)} asked, {_text(max(left, ZERO))} of {_text(draw.limit)} left"
+    overlapping = list(dict.fromkeys(part.device for part in parts if part.device))
+    if len(overlapping) > 1:
+        message = f"{_listed(overlapping)} of this claim overlap: {message}"
     return f"{message}; held by claim {names}" if names else message
+
+
+def _listed(devices: list[str]) -> str:
+    """Return devices for a message: a claim may have many."""
+    if len(devices) > 4:
+        return f"devices {', '.join(devices[:3])} and {len(devices) - 3} more"
+    return f"devices {', '.join(devices[:-1])} and {devices[-1]}"

@@ -11,15 +11,16 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
-from dradriver.backend import BackendError, Observed
+from dradriver.backend import BackendError, Observed, Phase
 from dradriver.claims import ClaimError
 from dradriver.engine.cdifiles import CDIFiles
 from dradriver.engine.journal import Journal, JournalError
 from dradriver.engine.locks import Key
+from dradriver.engine.namespaces import Namespaces
 from dradriver.engine.planning import Planned, rendered, rendered_anew
 from dradriver.engine.pools import Pools
 from dradriver.engine.progress import Progress, StepRunner
-from dradriver.engine.records import DeviceRecord, Record, State, StepState
+from dradriver.engine.records import DeviceRecord, Record, SandboxRecord, State, StepState
 from dradriver.engine.retry import retried
 from dradriver.model import shown
 
@@ -38,6 +39,7 @@ class Lifecycle:
         cdi: CDIFiles,
         *,
         runner: StepRunner,
+        namespaces: Namespaces,
         boot: str,
         unsettled: Callable[[Key], None],
     ) -> None:
@@ -46,20 +48,18 @@ class Lifecycle:
         self._journal = journal
         self._cdi = cdi
         self._runner = runner
+        self._namespaces = namespaces
         self._boot = boot
         self._unsettled = unsettled
         self._stop = threading.Event()
 
     def execute(self, progress: Progress, planned: Planned, deadline: float) -> None:
-        """Apply the steps of a claim that was just journalled, and write its CDI file."""
-        numbers = list(progress.states)
-        for n, following in zip_longest(numbers, numbers[1:]):
-            self._patiently(progress, n, deadline, "apply")
-            progress.states[n] = StepState.APPLIED
-            if following is not None:
-                progress.states[following] = StepState.APPLYING
-                steps = [(n, StepState.APPLIED), (following, StepState.APPLYING)]
-                self._journal.update(*progress.key, steps=steps)
+        """Apply the steps of a claim that was just journalled, and write its CDI file.
+
+        Steps of phase sandbox wait for `enter`, and the file with them.
+        """
+        numbers = progress.of(Phase.PREPARE)
+        self._apply(progress, numbers, deadline)
         if not numbers:
             self._write(progress.record)
             return
@@ -68,6 +68,88 @@ class Lifecycle:
         self._write(progress.record)
         self._journal.update(
             *progress.key, state=State.PREPARED, devices=devices, steps=[(numbers[-1], StepState.APPLIED)]
+        )
+
+    def _apply(self, progress: Progress, numbers: list[int], deadline: float) -> None:
+        """Apply steps, of which the first is journalled as being applied; the outcome of the last is not journalled."""
+        for n, following in zip_longest(numbers, numbers[1:]):
+            self._patiently(progress, n, deadline, "apply")
+            progress.states[n] = StepState.APPLIED
+            if following is not None:
+                progress.states[following] = StepState.APPLYING
+                steps = [(n, StepState.APPLIED), (following, StepState.APPLYING)]
+                self._journal.update(*progress.key, steps=steps)
+
+    def enter(self, progress: Progress, sandbox: SandboxRecord, deadline: float) -> Record:
+        """Apply the steps of phase sandbox of a prepared claim that is in none, and write its CDI file.
+
+        Leave again with `leave` where this raises.
+        """
+        numbers = progress.of(Phase.SANDBOX)
+        sandbox = replace(sandbox, number=self._namespaces.hold(progress.key, sandbox.netns))
+        progress.states[numbers[0]] = StepState.APPLYING
+        progress.record = progress.changed(sandbox=sandbox)
+        self._journal.update(*progress.key, sandbox=sandbox, steps=[(numbers[0], StepState.APPLYING)])
+        self._apply(progress, numbers, deadline)
+        record = progress.changed()
+        devices = rendered_anew(record, self._pools)
+        generation = record.generation + _tells_otherwise(record.devices, devices)
+        progress.record = replace(record, devices=devices, generation=generation)
+        self._write(progress.record)
+        self._journal.update(
+            *progress.key,
+            devices=devices if devices != record.devices else None,
+            generation=generation,
+            steps=[(numbers[-1], StepState.APPLIED)],
+        )
+        return progress.record
+
+    def leave(self, progress: Progress, deadline: float) -> None:
+        """Take a prepared claim out of its sandbox, if it is in one: its steps are as planned, and it has no CDI file.
+
+        The journal knows first that none of it counts any more. Raises where that is not possible now; the claim then
+        waits for another try.
+        """
+        sandbox = progress.record.sandbox or SandboxRecord()
+        numbers = progress.of(Phase.SANDBOX)
+        touched = [n for n in numbers if progress.states[n] is not StepState.PLANNED]
+        try:
+            begun = [(n, StepState.APPLYING) for n in touched if progress.states[n] is StepState.APPLIED]
+            if begun:
+                self._note(progress, steps=begun)
+            progress.states.update(begun)
+            self._cdi.remove_claim(progress.record.driver, progress.record.ref)
+            for n in reversed(touched):
+                self._patiently(progress, n, deadline, "revert")
+                progress.states[n] = StepState.REVERTED
+            if touched or sandbox.id:
+                with self._journal.transaction():
+                    planned = [(n, StepState.PLANNED) for n in numbers]
+                    self._journal.update(*progress.key, sandbox=sandbox.free, steps=planned)
+                    for n in touched:
+                        self._journal.set_step_facts(*progress.key, n, {})
+        except Exception:
+            self._unsettled(progress.key)
+            raise
+        for n in numbers:
+            progress.states[n] = StepState.PLANNED
+            progress.facts[n] = {}
+        progress.record = progress.changed(sandbox=sandbox.free)
+        self._namespaces.release(progress.key)
+
+    def reserve(self, progress: Progress, pods: tuple[str, ...]) -> None:
+        """Take note of the pods that a claim with steps of phase sandbox is reserved for now."""
+        sandbox = progress.record.sandbox
+        if sandbox is not None and sandbox.pods != pods:
+            progress.record = replace(progress.record, sandbox=replace(sandbox, pods=pods))
+            self._journal.update(*progress.key, sandbox=progress.record.sandbox)
+
+    def is_entered(self, progress: Progress, deadline: float) -> bool:
+        """Whether every step of phase sandbox is applied, and seen to be. Raises where that cannot be seen."""
+        return all(
+            progress.states[n] is StepState.APPLIED
+            and self._runner.call(progress, n, deadline, "observe") is Observed.DONE
+            for n in progress.of(Phase.SANDBOX)
         )
 
     def repeat(self, record: Record) -> Record:
@@ -96,10 +178,15 @@ class Lifecycle:
         wanted = {device.backend for device in record.devices if device.base}
         if wanted:
             self._cdi.write_base(record.driver, self._pools.of_driver(record.driver), wanted)
-        self._cdi.write_claim(record)
+        if record.is_open:
+            self._cdi.write_claim(record)
 
-    def settle(self, progress: Progress, deadline: float) -> Record | None:
+    def settle(
+        self, progress: Progress, deadline: float, is_gone: Callable[[SandboxRecord], bool] = lambda _: False
+    ) -> Record | None:
         """Return the record of a claim that is wholly prepared; undo it where it is not, and return None.
+
+        A prepared claim whose steps of phase sandbox are not all done, or whose sandbox `is_gone`, leaves the sandbox.
 
         Wholly prepared is what the journal says so of, and of which every step is observed done. A claim that was cut
         off before is undone even where its steps seem done: what they found out may be lost, and nobody was told of it.
@@ -110,7 +197,8 @@ class Lifecycle:
         if record.boot and self._boot and record.boot != self._boot:
             log.info("claim %s of %s was prepared before the last reboot: undone", record.ref, record.driver)
         elif record.state is State.PREPARED and self._is_whole(progress, deadline):
-            return record
+            self._settle_sandbox(progress, deadline, is_gone)
+            return progress.record
         else:
             log.warning("claim %s of %s is not wholly prepared: undone", record.ref, record.driver)
         self.undo(progress, deadline)
@@ -118,8 +206,26 @@ class Lifecycle:
 
     def _is_whole(self, progress: Progress, deadline: float) -> bool:
         return all(
-            self._runner.call(progress, n, deadline, "observe") is Observed.DONE for n in progress.states
+            self._runner.call(progress, n, deadline, "observe") is Observed.DONE
+            for n in progress.of(Phase.PREPARE)
         )
+
+    def _settle_sandbox(
+        self, progress: Progress, deadline: float, is_gone: Callable[[SandboxRecord], bool]
+    ) -> None:
+        sandbox = progress.record.sandbox
+        if sandbox is None or not (sandbox.id or set(progress.of(Phase.SANDBOX)) & set(progress.touched)):
+            return
+        if is_gone(sandbox):
+            why = "its pod is gone"
+        elif self.is_entered(progress, deadline):
+            return
+        else:
+            why = "not all of it is done"
+        log.warning(
+            "claim %s of %s is taken out of its pod: %s", progress.record.ref, progress.record.driver, why
+        )
+        self.leave(progress, deadline)
 
     def roll_back(self, progress: Progress, deadline: float) -> None:
         """Undo a claim that could not be executed; what cannot be undone now is left for another try."""
@@ -145,6 +251,7 @@ class Lifecycle:
                 if n != touched[0]:
                     self._note(progress, steps=[(n, StepState.REVERTED)])
             self._journal.delete(*progress.key)
+            self._namespaces.release(progress.key)
         except Exception as error:
             self._unsettled(progress.key)
             message = str(error)[:MESSAGE_CHARACTERS].encode(errors="backslashreplace").decode()

@@ -21,6 +21,7 @@ from dradriver.engine.records import (
     DeviceRecord,
     Hold,
     Record,
+    SandboxRecord,
     State,
     StepRecord,
     StepState,
@@ -172,6 +173,7 @@ def record(planned: Planned, claim: Claim, driver: str, boot: str, holds: tuple[
         tuple(steps),
         holds,
         pod_claim=claim.pod_claim,
+        sandbox=SandboxRecord(claim.pods) if any(step.phase is Phase.SANDBOX for step in steps) else None,
     )
 
 

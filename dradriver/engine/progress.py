@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dradriver.backend import BackendError, HostStep, UnavailableError, Work
+from dradriver.backend import BackendError, HostStep, Phase, UnavailableError, Work
 from dradriver.engine.journal import Journal
 from dradriver.engine.lanes import HungError
 from dradriver.engine.locks import Key
+from dradriver.engine.namespaces import Namespaces
 from dradriver.engine.pools import Pools
 from dradriver.engine.records import Record, StepState, restore_step
 
@@ -22,9 +23,13 @@ class Progress:
         self.states = {n: step.state for n, step in record.host_steps}
         self.facts = {n: dict(step.facts) for n, step in record.host_steps}
 
+    def of(self, phase: Phase) -> list[int]:
+        """Return the numbers of the steps of a phase."""
+        return [n for n, _ in self.record.steps_of(phase)]
+
     @property
     def touched(self) -> list[int]:
-        """The steps that may have changed something, and were not undone."""
+        """The steps that may have changed something, and were not undone, in the order of their execution."""
         return [n for n, state in self.states.items() if state in {StepState.APPLYING, StepState.APPLIED}]
 
     def changed(self, **fields: Any) -> Record:
@@ -39,9 +44,10 @@ class Progress:
 class StepRunner:
     """Calls the methods of host steps, and remembers calls that did not come back."""
 
-    def __init__(self, pools: Pools, journal: Journal) -> None:
+    def __init__(self, pools: Pools, journal: Journal, namespaces: Namespaces) -> None:
         self._pools = pools
         self._journal = journal
+        self._namespaces = namespaces
         self._hung: dict[Key, HungError] = {}
         self._stops: set[threading.Event] = set()
         self._stopped = False
@@ -65,7 +71,8 @@ class StepRunner:
             self._journal.set_step_facts(*progress.key, n, progress.facts[n])
 
         stop = self._new_stop()
-        work = Work(progress.facts[n], keep, stop)
+        netns = self._namespaces.file(progress.record) if step.phase is Phase.SANDBOX else ""
+        work = Work(progress.facts[n], keep, stop, netns)
         try:
             return pool.lane.call(
                 lambda: getattr(step, verb)(pool.backend, work), deadline, f"{verb} {stored.text}"

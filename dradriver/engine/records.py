@@ -99,11 +99,45 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
+class SandboxRecord:
+    """Where a claim with steps of phase sandbox is: in the sandbox of one pod, or in none.
+
+    pods     the UIDs of the pods that it is reserved for, as far as they are known
+    id       the runtime's name of the sandbox that the steps were, or are being, applied to; empty for none
+    pod      the UID of its pod
+    netns    file of its network namespace
+    number   inode of that namespace
+    """
+
+    pods: tuple[str, ...] = ()
+    id: str = ""
+    pod: str = ""
+    netns: str = ""
+    number: int = 0
+
+    @property
+    def free(self) -> "SandboxRecord":
+        """The same claim in no sandbox."""
+        return SandboxRecord(self.pods)
+
+
+@dataclass(frozen=True, slots=True)
+class Sandboxed:
+    """A claim with steps of phase sandbox, and where it is. `pod_claim` is that of its record."""
+
+    driver: str
+    ref: ClaimRef
+    pod_claim: str
+    sandbox: SandboxRecord
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """A claim of one driver in the journal. Times are seconds since the epoch.
 
     pod_claim    what the pod calls a claim that was made from a template, else empty
     generation   counts the forms that the devices were told in to the containers
+    sandbox      where it is, for a claim with steps of phase sandbox; None for all others
     """
 
     driver: str
@@ -117,11 +151,23 @@ class Record:
     message: str = ""
     pod_claim: str = ""
     generation: int = 1
+    sandbox: SandboxRecord | None = None
+
+    def steps_of(self, *phases: Phase) -> tuple[tuple[int, StepRecord], ...]:
+        """Return the steps of these phases, one phase after the other, with their numbers."""
+        return tuple(
+            (n, step) for phase in phases for n, step in enumerate(self.steps) if step.phase is phase
+        )
 
     @property
     def host_steps(self) -> tuple[tuple[int, StepRecord], ...]:
-        """The steps that this daemon itself executes at Prepare, with their numbers."""
-        return tuple((n, step) for n, step in enumerate(self.steps) if step.phase is Phase.PREPARE)
+        """The steps that this daemon itself executes, in the order of their execution, with their numbers."""
+        return self.steps_of(Phase.PREPARE, Phase.SANDBOX)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether containers may be made: every step that they must wait for is applied."""
+        return all(step.state is StepState.APPLIED for _, step in self.steps_of(Phase.SANDBOX))
 
 
 def encode(value: object) -> bytes:

@@ -15,6 +15,7 @@ from dradriver.engine.lifecycle import Lifecycle
 from dradriver.engine.locks import Key, Locks
 from dradriver.engine.pools import Pools
 from dradriver.engine.progress import Progress, StepRunner
+from dradriver.engine.sandboxes import Sandboxes
 from dradriver.model import shown
 from dradriver_cdi import CDIError
 
@@ -63,6 +64,7 @@ class Recovery:
         locks: Locks,
         runner: StepRunner,
         lifecycle: Lifecycle,
+        sandboxes: Sandboxes,
         unsettled: Unsettled,
     ) -> None:
         self._pools = pools
@@ -71,6 +73,7 @@ class Recovery:
         self._locks = locks
         self._runner = runner
         self._lifecycle = lifecycle
+        self._sandboxes = sandboxes
         self._unsettled = unsettled
 
     def recover(self, boot: str) -> None:
@@ -147,12 +150,13 @@ class Recovery:
                     f"backend {', '.join(sorted(kinds & silent))} did not answer for another claim"
                 )
             try:
-                settled = self._lifecycle.settle(Progress(known), deadline)
+                settled = self._lifecycle.settle(Progress(known), deadline, self._sandboxes.is_gone)
+                if settled:
+                    self._lifecycle.restore(settled)
+                    self._sandboxes.mend(settled, deadline)
             except (HungError, TransientError):
                 silent |= kinds
                 raise
-            if settled:
-                self._lifecycle.restore(settled)
 
     def run(self, stop: threading.Event) -> None:
         """Settle what could not be settled before, with back-off, until `stop`."""

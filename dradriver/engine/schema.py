@@ -37,5 +37,10 @@ MIGRATIONS: tuple[Migration, ...] = (
         # What the API server was last told of the claim, as a digest; empty where it was told nothing.
         "ALTER TABLE claim ADD COLUMN told TEXT NOT NULL DEFAULT ''",
     ),
+    (
+        # Where a claim with steps of phase sandbox is, as JSON; null for all others.
+        "ALTER TABLE claim ADD COLUMN sandbox BLOB",
+        "CREATE INDEX claim_sandbox ON claim (driver, uid) WHERE sandbox IS NOT NULL",
+    ),
 )
 """Each entry leads from the schema version that is its index to the next one."""

@@ -139,9 +139,9 @@ def test_a_later_schema_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     db = sqlite3.connect(path)
     db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     db.close()
-    with pytest.raises(JournalError, match="has schema 3, this version knows 2: run the newer version"):
+    with pytest.raises(JournalError, match="has schema 4, this version knows 3: run the newer version"):
         open_or_set_aside(path)
-    with pytest.raises(JournalError, match="has schema 3, this version reads 2"):
+    with pytest.raises(JournalError, match="has schema 4, this version reads 3"):
         view_journal(path)
     assert [name.name for name in tmp_path.iterdir() if "unreadable" in name.name] == []
 

@@ -235,7 +235,10 @@ def test_devices_that_overlap_draw_on_one_counter(tmp_path: Path) -> None:
     )
     assert not isinstance(node.prepare(node.claim("c", "lever-1")), str)
     assert "0 of 2 left" in refused(node.prepare(node.claim("d", "lever-2")))
-    assert "3 asked" in refused(node.prepare(node.claim("e", "lever-0-wide", "lever-3")))
+    assert refused(node.prepare(node.claim("e", "lever-0-wide", "lever-3"))) == (
+        "devices lever-0-wide and lever-3 of this claim overlap: slots of rail for device lever-0-wide: 3 asked, "
+        "0 of 2 left; held by claim default/a (uid-a), default/c (uid-c)"
+    )
     node.check_whole()
     node.close()
 

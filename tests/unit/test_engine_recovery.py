@@ -378,7 +378,7 @@ def mounted(directory: Path, size: str) -> Iterator[None]:
 
 
 def test_a_full_disk_is_a_clear_error_and_leaves_nothing_half_done(tmp_path: Path) -> None:
-    with mounted(tmp_path / "state", "200k"):
+    with mounted(tmp_path / "state", "256k"):
         node = Node(tmp_path)
         first, second = node.claim("a", "lever-0", config=THREE), node.claim("b", "lever-1", config=THREE)
         assert not isinstance(node.prepare(first), str)
@@ -439,7 +439,7 @@ def test_a_cdi_directory_without_room_is_a_clear_error_and_leaves_nothing_half_d
 
 
 def test_a_journal_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
-    with mounted(tmp_path / "state", "200k"):
+    with mounted(tmp_path / "state", "256k"):
         subprocess.run(["mount", "-o", "remount,ro", tmp_path / "state"], check=True)
         with pytest.raises(JournalError, match=r"cannot be opened: .*Read-only file system"):
             open_journal(tmp_path / "state" / "journal.db")

@@ -25,6 +25,9 @@ class Facts:
     def active(self) -> bool:
         return True
 
+    def reachable(self) -> bool | None:
+        return True
+
 
 def test_every_metric_is_described() -> None:
     metrics = Metrics(Facts())
