@@ -4,16 +4,25 @@ Facts: k8s.io/api/resource/v1 `DeviceRequestAllocationResult`; of a shared devic
 consumes amounts that its request policy allows, rounded up to the next one.
 """
 
+import difflib
+import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from dradriver.model import Quantity, json_quantity, shown
 from dradriver.model.names import short_name
+from dradriver.model.text import plain
 
 MADE = "dradriver.io/allocated-by-name"
 """Annotation of claims that were made here, so that they can be cleaned up again."""
+
+_FEW: Final = 8
+"""Names that are listed; of more, the nearest."""
+
+_DRIVER: Final = re.compile(r"""device\.driver\s*==\s*(["'])(.*?)\1""")
+"""In a CEL expression: the driver that a device has to be of."""
 
 
 class AllocationError(Exception):
@@ -59,11 +68,11 @@ def allocate(
 
     Raises AllocationError for a device that is not in the slices or has not that capacity.
     """
-    found = [(spec, device) for spec in specs for device in spec.get("devices", ())]
+    found = published(specs)
     requests, results = [], []
     for number, wish in enumerate(wishes):
         request = f"device-{number}"
-        spec, device = _named(wish, found)
+        spec, device = named(wish, found)
         results.append(_result(request, {}, wish, spec, device))
         exactly = {"deviceClassName": spec["driver"], "allocationMode": "ExactCount", "count": 1}
         requests.append({"name": request, "exactly": exactly})
@@ -108,7 +117,7 @@ def allocation(
     without a choice, a choice without a request, a number of devices that was not asked for, and what `Wish` cannot
     have.
     """
-    found = [(spec, device) for spec in specs for device in spec.get("devices", ())]
+    found = published(specs)
     devices = claim["spec"].get("devices", {})
     left, nodes, results, config = dict(choices), set(), [], []
     for request in devices.get("requests") or ():
@@ -125,7 +134,7 @@ def allocation(
         of_class = device_class["spec"].get("config") or ()
         config += [{"source": "FromClass", "requests": [name], **entry} for entry in of_class]
         for wish in wishes:
-            spec, device = _named(wish, found)
+            spec, device = named(wish, found)
             nodes.add(spec.get("nodeName"))
             results.append(_result(name, asked, wish, spec, device))
     if left:
@@ -142,16 +151,91 @@ def allocation(
     }
 
 
-def _chosen(request: Mapping[str, Any], choices: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
-    """Return the name under which a request was chosen for, and what it asks for by that name."""
+def published(specs: Iterable[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Return every device with the spec of its slice. A slice without devices has null in their place."""
+    return [(spec, device) for spec in specs for device in spec.get("devices") or ()]
+
+
+def named(
+    wish: Wish, found: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the one of the published devices that is wished for. Raises AllocationError."""
+    name = wish.device
+    of_name = [(spec, device) for spec, device in found if device["name"] == name]
+    matching = [(spec, device) for spec, device in of_name if wish.driver in {"", spec["driver"]}]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        drivers = ", ".join(spec["driver"] for spec, _ in matching)
+        raise AllocationError(f"device {shown(name)} is published by {drivers}: write DRIVER/{name}")
+    of_driver = [device["name"] for spec, device in found if wish.driver in {"", spec["driver"]}]
+    if of_driver:
+        by = f" by {wish.driver}" if wish.driver else ""
+        raise AllocationError(
+            f"device {shown(name)} is not published{by}; {nearest(name, of_driver, 'published are')}"
+        )
+    drivers = ", ".join(dict.fromkeys(spec["driver"] for spec, _ in found)) or "none"
+    by = f" by {shown(wish.driver)}" if wish.driver else ""
+    raise AllocationError(f"device {shown(name)} is not published{by}; drivers with devices are {drivers}")
+
+
+def nearest(name: str, known: Iterable[str], title: str = "there are") -> str:
+    """Return the known names for a message; where they are many, those that are most alike, and how many there are."""
+    names = sorted(set(known))
+    if len(names) <= _FEW:
+        return f"{title} {', '.join(map(plain, names)) or 'none'}"
+    matcher = difflib.SequenceMatcher(autojunk=False, b=name)
+
+    def likeness(other: str) -> tuple[bool, float]:
+        matcher.set_seq1(other)
+        return other.startswith(name), matcher.ratio()
+
+    best = sorted(names, key=likeness, reverse=True)[:_FEW]
+    return f"nearest of {len(names)}: {', '.join(map(plain, best))}"
+
+
+def doubts(claim: Mapping[str, Any], classes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what of an allocated claim a scheduler would not do, as far as that is seen at a glance.
+
+    Selectors are not evaluated; but a device of a driver that none of them names is not meant.
+    """
+    requests = {
+        name: asked
+        for request in claim["spec"].get("devices", {}).get("requests") or ()
+        for name, asked in _alternatives(request).items()
+    }
+    for result in claim["status"]["allocation"]["devices"].get("results") or ():
+        asked = requests.get(result["request"], {})
+        name = asked.get("deviceClassName", "")
+        for title, owner in (
+            (f"class {plain(name)}", classes.get(name, {}).get("spec", {})),
+            ("the claim", asked),
+        ):
+            for selector in owner.get("selectors") or ():
+                drivers = {
+                    driver for _, driver in _DRIVER.findall(selector.get("cel", {}).get("expression", ""))
+                }
+                if drivers and result["driver"] not in drivers:
+                    yield (
+                        f"request {plain(result['request'])}: device {result['device']} is of {result['driver']}, "
+                        f"{title} selects devices of {', '.join(map(plain, sorted(drivers)))}"
+                    )
+
+
+def _alternatives(request: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return what a request asks for, by the name under which devices are chosen for it."""
     name = request["name"]
     if "exactly" in request:
-        asked = {name: request["exactly"]}
-    else:
-        asked = {f"{name}/{one['name']}": one for one in request.get("firstAvailable") or ()}
+        return {name: request["exactly"]}
+    return {f"{name}/{one['name']}": one for one in request.get("firstAvailable") or ()}
+
+
+def _chosen(request: Mapping[str, Any], choices: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
+    """Return the name under which a request was chosen for, and what it asks for by that name."""
+    asked = _alternatives(request)
     chosen = [key for key in asked if key in choices]
     if len(chosen) != 1:
-        raise AllocationError(f"request {name}: devices are needed for {' or '.join(asked)}")
+        raise AllocationError(f"request {request['name']}: devices are needed for {' or '.join(asked)}")
     return chosen[0], asked[chosen[0]]
 
 
@@ -190,27 +274,8 @@ def _result(
     return result
 
 
-def _named(
-    wish: Wish, found: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    name = wish.device
-    matching = [
-        (spec, device)
-        for spec, device in found
-        if device["name"] == name and wish.driver in {"", spec["driver"]}
-    ]
-    if len(matching) == 1:
-        return matching[0]
-    if matching:
-        drivers = ", ".join(spec["driver"] for spec, _ in matching)
-        raise AllocationError(f"device {shown(name)} is published by {drivers}: write DRIVER/{name}")
-    names = sorted(device["name"] for _, device in found)
-    known = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
-    raise AllocationError(f"device {shown(name)} is not published; published are {known or 'none'}")
-
-
 def _consumed(wish: Wish, driver: str, device: Mapping[str, Any]) -> dict[str, str]:
-    capacities = {short_name(key, driver): value for key, value in device.get("capacity", {}).items()}
+    capacities = {short_name(key, driver): value for key, value in (device.get("capacity") or {}).items()}
     for name in wish.amounts:
         if short_name(name, driver) not in capacities:
             allowed = ", ".join(sorted(capacities)) or "none"

@@ -16,6 +16,7 @@ from dradriver.kube import Client, from_kubeconfig
 from dradriver.kube.paths import SLICES
 from dradriver.model.names import pool_name
 from dradriver.sim.apiserver import ApiServer
+from dradriver.sim.apiserver.rules.gates import DEVICE_STATUS, Gates
 from dradriver.sim.kubelet import Kubelet
 from dradriver.sim.pods import PodRunner, ensure_node
 from dradriver.sim.watcher import EventKind, RegistrationWatcher
@@ -25,6 +26,9 @@ STOP_SECONDS: Final = 10.0
 _LOG_LINES: Final = 20
 _EXIT_CONFIGURATION: Final = 2
 """With which the daemon ends where its configuration is wrong."""
+
+NODE: Final = "node-a"
+"""The node's name, unless the configuration has another."""
 
 
 class SimulationError(Exception):
@@ -45,7 +49,7 @@ class SimulatedCluster:
         gates: Mapping[str, bool] = MappingProxyType({}),
         port: int = 0,
     ) -> None:
-        """Keep what is to be started. Raises SettingsError.
+        """Keep what is to be started. Raises SettingsError, ValueError for a version or a gate that is not known.
 
         config   the daemon's configuration
         version  of Kubernetes, as `1.36`; `gates` are turned on and off beyond its defaults
@@ -54,9 +58,10 @@ class SimulatedCluster:
         self.directory = directory
         self.kubeconfig = directory / "kubeconfig"
         self.log = directory / "daemon.log"
-        self.settings = load(config, directory, {"NODE_NAME": "node-a"})
+        self.settings = load(config, directory, {"NODE_NAME": NODE})
         self.node = self.settings.node
         self.server = ApiServer(version=version, gates=gates, port=port)
+        self.keeps_device_status = DEVICE_STATUS in Gates.of(version, gates)
         self.kubelet = Kubelet(self.settings.kubelet_root)
         self.watcher = RegistrationWatcher(self.settings.kubelet_root)
         self._config = config

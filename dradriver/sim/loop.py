@@ -5,20 +5,23 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
-from dradriver.documents import read_documents
-from dradriver.kube import KubeError
+from dradriver.kube import KubeError, StatusError
 from dradriver.model import shown
-from dradriver.sim.allocate import AllocationError, Wish
+from dradriver.sim.allocate import Wish, named, published
+from dradriver.sim.apiserver.rules.gates import DEVICE_STATUS
 from dradriver.sim.cluster import SimulatedCluster, SimulationError
 from dradriver.sim.kubelet import KubeletError
-from dradriver.sim.pods import KINDS, RunningPod, claim_path, create
+from dradriver.sim.manifests import Manifest, ManifestError
+from dradriver.sim.pods import RunningPod, claim_path, create
 from dradriver_cdi import ContainerEdits, Spec, Store
 
-MAX_FILE: Final = 4 << 20
 STATUS_SECONDS: Final = 5.0
+REPORT_SECONDS: Final = 10.0
+_LISTED: Final = 5
+"""Devices that are named in one line."""
+
 _BAD_LINE: Final = re.compile(r"^\S+ (?:ERROR|CRITICAL) .*|^Traceback .*", re.MULTILINE)
 
 
@@ -27,6 +30,8 @@ class Outcome:
     """What a run showed.
 
     containers   (pod, container) -> what it gets
+    reduced      what is not published, or otherwise than it is, and why
+    warnings     what a scheduler would not have done
     problems     what was not as it should be; empty where all is well
     log          the end of the daemon's log, where there are problems
     """
@@ -34,6 +39,8 @@ class Outcome:
     devices: dict[str, int] = field(default_factory=dict)
     claims: list[dict[str, Any]] = field(default_factory=list)
     containers: list[dict[str, Any]] = field(default_factory=list)
+    reduced: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     log: str = ""
 
@@ -43,49 +50,32 @@ class Outcome:
             "devices": self.devices,
             "claims": self.claims,
             "containers": self.containers,
+            "reduced": self.reduced,
+            "warnings": self.warnings,
             "problems": self.problems,
         }
 
 
-def manifests(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return the objects of these files, and of the YAML files in these directories, in the order of creation.
-
-    Raises SimulationError for what is no manifest.
-    """
-    found: list[dict[str, Any]] = []
-    files = [
-        file
-        for path in paths
-        for file in (sorted(path.glob("*.yaml")) if path.is_dir() else [path])
-        if file.is_file()
-    ]
-    for file in files:
-        try:
-            documents = [one for one in read_documents(file, MAX_FILE) if one is not None]
-        except (OSError, ValueError) as error:
-            raise SimulationError(f"{file}: {error}") from None
-        for one in documents:
-            if not isinstance(one, dict) or one.get("kind") not in KINDS:
-                kind = one.get("kind") if isinstance(one, dict) else type(one).__name__
-                raise SimulationError(f"{file}: {shown(kind)} is none of {', '.join(KINDS)}")
-            found.append(one)
-    if paths and not found:
-        raise SimulationError(f"no manifests in {', '.join(map(str, paths))}")
-    return sorted(found, key=lambda one: KINDS.index(one["kind"]))
-
-
 class Loop:
-    """One run: `begin`, `run_claim` or `run_pods`, `end`."""
+    """One run: `begin`, `run_claim` or `run_pods`, `bring_down`, `end`."""
 
     def __init__(
         self,
         cluster: SimulatedCluster,
         say: Callable[[str, str], None],
         show: Callable[[Sequence[tuple[str, str, Mapping[str, Any]]]], None],
+        reduced: Callable[[], Sequence[str] | None],
     ) -> None:
-        """`say` shows a line under a title, `show` what containers get: (container, CDI device, its edits)."""
+        """Keep what a run is shown with.
+
+        say       shows a line under a title
+        show      shows what containers get: (container, CDI device, its edits)
+        reduced   returns what the daemon could not publish, None while it has not told
+        """
         self.cluster = cluster
         self.outcome = Outcome()
+        self._reduced = reduced
+        self._running: list[RunningPod] = []
         self._say = say
         self._show_edits = show
 
@@ -105,13 +95,24 @@ class Loop:
         )
         listed = ", ".join(f"{driver} {number}" for driver, number in counts.items())
         self._say("Published", f"{sum(counts.values())} devices in {len(slices)} slices: {listed}")
+        cluster.wait(
+            lambda: "the daemon has not told what it published" if self._reduced() is None else "",
+            REPORT_SECONDS,
+        )
+        self.outcome.reduced = list(self._reduced() or ())
+        for text in self.outcome.reduced:
+            self._say("Reduced", text)
 
     def run_claim(self, wishes: Sequence[Wish]) -> None:
-        """Bring up and down a pod with one claim for these devices; for the first one of each driver by default."""
+        """Bring up a pod with one claim for these devices; for the first one of each driver by default.
+
+        Raises AllocationError and KubeError.
+        """
         chosen = list(wishes) or self._first()
+        found = published(one["spec"] for one in self.cluster.slices())
         classes, requests, choices = [], [], {}
         for number, wish in enumerate(chosen):
-            driver = wish.driver or self._driver(wish.device)
+            driver = named(wish, found)[0]["driver"]
             classes.append(driver)
             exactly = {"deviceClassName": driver}
             requests.append({"name": f"device-{number}", "exactly": exactly})
@@ -146,52 +147,68 @@ class Loop:
                 },
             }
         )
-        self.run_pods(objects, choices)
+        self.run_pods([Manifest(one) for one in objects], choices)
 
     def run_pods(
-        self, objects: Sequence[Mapping[str, Any]], choices: Mapping[tuple[str, str], Sequence[Wish]]
+        self, manifests: Sequence[Manifest], choices: Mapping[tuple[str, str], Sequence[Wish]]
     ) -> None:
-        """Create the objects, bring all pods up, look at them, and bring them down.
+        """Create the objects, bring all pods up and look at them.
 
-        Raises AllocationError and KubeError.
+        Raises ManifestError, AllocationError and KubeError; no pod is up then.
         """
-        made = [create(self.cluster.client, one, self.cluster.node) for one in objects]
-        running: list[RunningPod] = []
+        made = [self._create(one) for one in manifests]
+        files = [one for one in manifests if one.source]
+        if files:
+            counts = Counter(one.kind for one in files)
+            self._say("Created", ", ".join(f"{kind} {number}" for kind, number in counts.items()))
         try:
             for pod in (one for one in made if one["kind"] == "Pod"):
-                running.append(self.cluster.pods.start(pod, choices))
-                self._show(running[-1])
-        except Exception:
+                self._running.append(self.cluster.pods.start(pod, choices))
+                self._show(self._running[-1])
+        except BaseException:
             # The directory may be used again: what is prepared would hold its devices.
             with contextlib.suppress(KubeError, KubeletError):
-                self._bring_down(running)
+                self.bring_down()
             raise
-        self._check_status(running)
-        self._check_repeat(running)
-        known = {name for one in running for claim in one.claims for name in claim.names}
+        self._check_status(self._running)
+        self._check_repeat(self._running)
+        known = {name for one in self._running for claim in one.claims for name in claim.names}
         self._problems(
             f"devices were named for claim {shown(name)}, which no pod has: {', '.join(sorted(known)) or 'none'}"
             for name in sorted({name for name, _ in choices} - known)
         )
-        self._bring_down(running)
 
-    def _bring_down(self, running: Sequence[RunningPod]) -> None:
-        for one in reversed(running):
+    def _create(self, manifest: Manifest) -> dict[str, Any]:
+        try:
+            return create(self.cluster.client, manifest.obj, self.cluster.node)
+        except StatusError as error:
+            raise ManifestError(f"{manifest}: {error}") from None
+
+    def bring_down(self) -> None:
+        """Bring all pods down that are up, unless the daemon is gone. Raises KubeError and KubeletError."""
+        while self._running and self.cluster.alive():
+            one = self._running.pop()
             failures = self.cluster.pods.stop(one)
             self._problems(failures)
             if not failures:
                 self._say("Unprepared", f"pod {one.name}")
 
+    def failed(self, problem: str) -> Outcome:
+        """Return the outcome of a run that cannot go on, for a reason of which the daemon's log tells nothing."""
+        self._problems([problem])
+        return self.outcome
+
     def end(self, problem: str = "") -> Outcome:
         """Stop the daemon; look at what it left and what it logged. `problem` is why the run came to an early end."""
         self._problems([problem] if problem else [])
-        store = Store(self.cluster.settings.cdi)
-        left = [
-            name for driver, _ in self.cluster.settings.drivers for name in store.names(f"{driver}-claim-")
-        ]
-        self._problems(f"CDI file {name} is left" for name in left)
+        alive = self.cluster.alive()
+        if alive:
+            store = Store(self.cluster.settings.cdi)
+            drivers = [driver for driver, _ in self.cluster.settings.drivers]
+            left = [name for driver in drivers for name in store.names(f"{driver}-claim-")]
+            self._problems(f"CDI file {name} is left" for name in left)
         code = self.cluster.stop_daemon()
-        if code:
+        if code or not alive:
             self._problems([f"the daemon ended with code {code}"])
         log = self.cluster.log.read_text(errors="replace")
         self._problems(f"the daemon logged: {line}" for line in _BAD_LINE.findall(log))
@@ -218,15 +235,6 @@ class Loop:
             first.setdefault(driver, device)
         return [Wish(device, driver) for driver, device in first.items()]
 
-    def _driver(self, name: str) -> str:
-        drivers = [driver for driver, device in self._devices() if device == name]
-        if len(drivers) != 1:
-            raise AllocationError(
-                f"device {shown(name)} is published by {', '.join(drivers) or 'no driver'}: "
-                "see `kubectl get resourceslices -o yaml`, or write DRIVER/NAME"
-            )
-        return drivers[0]
-
     def _show(self, pod: RunningPod) -> None:
         """Show a pod's claims, and what the runtime would give its containers."""
         self._problems(f"pod {pod.name}: {error}" for error in pod.errors())
@@ -237,6 +245,9 @@ class Loop:
             self.outcome.claims.append(
                 {"namespace": claim.ref.namespace, "name": claim.ref.name, "results": list(allocated)}
             )
+        for doubt in pod.doubts:
+            self.outcome.warnings.append(f"pod {pod.name}: {doubt}")
+            self._say("Warning", self.outcome.warnings[-1])
         if pod.errors():
             return
         self._say("Prepared", f"pod {pod.name}")
@@ -267,9 +278,14 @@ class Loop:
         claims = [claim for pod in running if not pod.errors() for claim in pod.claims]
         if not claims or (kubernetes and not kubernetes.claim_status):
             return
+        if not self.cluster.keeps_device_status:
+            self._say(
+                "Status", f"the API server keeps none of devices: its feature gate {DEVICE_STATUS} is off"
+            )
+            return
 
         def missing() -> str:
-            silent = []
+            silent: dict[str, list[str]] = {}
             for claim in claims:
                 status = self.cluster.client.get(claim_path(claim.obj))["status"]
                 ready = {
@@ -278,12 +294,13 @@ class Loop:
                     for condition in one.get("conditions") or ()
                     if (condition["type"], condition["status"]) == ("Ready", "True")
                 }
-                silent += [
-                    f"{claim.ref.name}: {one['device']}"
-                    for one in status["allocation"]["devices"].get("results") or ()
-                    if (one["driver"], one["pool"], one["device"], one.get("shareID")) not in ready
-                ]
-            return f"no condition Ready in the status of claim {', '.join(silent)}" if silent else ""
+                for one in status["allocation"]["devices"].get("results") or ():
+                    if (one["driver"], one["pool"], one["device"], one.get("shareID")) not in ready:
+                        silent.setdefault(claim.ref.name, []).append(one["device"])
+            return "; ".join(
+                f"the status of claim {name} has no condition Ready of {_listed(devices)}"
+                for name, devices in silent.items()
+            )
 
         try:
             self.cluster.wait(missing, STATUS_SECONDS)
@@ -299,6 +316,11 @@ class Loop:
             self.cluster.pods.prepare(pod)
             if not pod.errors() and before != [claim.answers for claim in pod.claims]:
                 self._problems([f"pod {pod.name}: a second Prepare is answered otherwise than the first"])
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _device_text(result: Mapping[str, Any]) -> str:

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 from dradriver.kube import Client, StatusError
 from dradriver.kube.paths import NODES, SLICES
-from dradriver.model import ClaimRef, PreparedDevice, shown
-from dradriver.sim.allocate import AllocationError, Wish, allocation
+from dradriver.model import ClaimRef, PreparedDevice, json_quantity, shown
+from dradriver.sim.allocate import AllocationError, Wish, allocation, doubts
 from dradriver.sim.kubelet import Kubelet
 
 Body = Mapping[str, Any]
@@ -74,10 +74,11 @@ class PodClaim:
 
 @dataclass(slots=True)
 class RunningPod:
-    """A pod and its claims."""
+    """A pod and its claims. `doubts` is what a scheduler would most likely have done otherwise."""
 
     obj: dict[str, Any]
     claims: list[PodClaim]
+    doubts: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -131,6 +132,7 @@ class PodRunner:
         for claim in running.claims:
             mine = {request: wishes for (name, request), wishes in choices.items() if name in claim.names}
             self._allocate(claim, pod, classes, mine)
+            running.doubts += (f"claim {claim.ref.name}: {doubt}" for doubt in doubts(claim.obj, classes))
         self.prepare(running)
         return running
 
@@ -155,7 +157,12 @@ class PodRunner:
             ]
         for claim in running.claims:
             self._release(claim, running.obj["metadata"]["uid"])
-        self._client.delete(f"{_path('pods', running.obj)}/{running.name}")
+        try:
+            self._client.delete(f"{_path('pods', running.obj)}/{running.name}")
+        except StatusError as error:
+            # Somebody else, as a person with kubectl, may have deleted it.
+            if error.code != 404:
+                raise
         return failures
 
     def _list(self, path: str) -> list[dict[str, Any]]:
@@ -212,7 +219,7 @@ class PodRunner:
                 exactly = {
                     "deviceClassName": by_name[name],
                     "allocationMode": "ExactCount",
-                    "count": int(limits[name]),
+                    "count": _count(name, limits[name]),
                 }
                 requests.append({"name": f"container-{index}-request-{number}", "exactly": exactly})
         return requests
@@ -263,6 +270,14 @@ class PodRunner:
                 status = {**status, **({"devices": devices} if devices else {})}
             else:
                 return
+
+
+def _count(name: str, amount: object) -> int:
+    """Return how many devices a limit asks for."""
+    try:
+        return json_quantity(amount).to_int()
+    except ValueError as error:
+        raise AllocationError(f"limit of {shown(name)}: {error}") from None
 
 
 def ensure_node(client: Client, name: str) -> None:

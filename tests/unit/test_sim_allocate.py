@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dradriver.model import Quantity
-from dradriver.sim.allocate import AllocationError, Wish, allocate, allocation
+from dradriver.sim.allocate import AllocationError, Wish, allocate, allocation, doubts, nearest
 
 GPU, CPU = "gpu.example.com", "cpu.example.com"
 
@@ -151,6 +151,42 @@ def test_one_of_several_alternatives_is_chosen_by_its_name() -> None:
 def test_what_cannot_be_allocated_is_said(request_: Body, choices: dict[str, list[str]], said: str) -> None:
     with pytest.raises(AllocationError, match=said):
         given(claim(request_), **choices)
+
+
+def test_a_slice_without_devices_offers_none() -> None:
+    empty = {**spec(GPU), "devices": None}
+    made = allocation(claim(exactly("main")), CLASSES, [empty, *SLICES], {"main": [Wish.parse("gpu-1")]})
+    assert made["devices"]["results"][0]["device"] == "gpu-1"
+    with pytest.raises(AllocationError, match="'gpu-1' is not published; drivers with devices are none"):
+        allocation(claim(exactly("main")), CLASSES, [empty], {"main": [Wish.parse("gpu-1")]})
+
+
+def test_of_many_names_the_nearest_are_told() -> None:
+    assert nearest("b", ["c", "a", "a"]) == "there are a, c"
+    assert nearest("b", [], "known are") == "known are none"
+    many = [f"gpu-{number:04}-mig-{place}" for number in range(20) for place in range(10)]
+    cards = [f"gpu-{number:04}" for number in range(20)]
+    text = nearest("gpu-0", [*many, *cards, "nic-0"])
+    assert text.startswith("nearest of 221: ")
+    names = text.partition(": ")[2].split(", ")
+    assert len(names) == 8
+    assert set(names) <= set(cards)
+
+
+def test_a_device_of_another_driver_than_class_or_claim_select_is_doubted() -> None:
+    def selecting(expression: str) -> Body:
+        return {"selectors": [{"cel": {"expression": expression}}]}
+
+    obj = claim(exactly("main", **selecting('device.driver == "a.io" || device.driver == "b.io"')))
+    obj["status"] = {"allocation": allocation(obj, CLASSES, SLICES, {"main": [Wish.parse("gpu-1")]})}
+    assert list(doubts(obj, {"gpu": {"spec": selecting(f"device.driver=='{GPU}'")}})) == [
+        f"request main: device gpu-1 is of {GPU}, the claim selects devices of a.io, b.io"
+    ]
+    obj["spec"]["devices"]["requests"] = [exactly("main", **selecting("device.attributes.size() > 1"))]
+    assert list(doubts(obj, {"gpu": {"spec": selecting('device.driver == "npu.io"')}})) == [
+        f"request main: device gpu-1 is of {GPU}, class gpu selects devices of npu.io"
+    ]
+    assert list(doubts(obj, {"gpu": {"spec": {}}})) == []
 
 
 def test_all_devices_of_a_request_may_be_any_number() -> None:

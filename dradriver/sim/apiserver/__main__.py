@@ -45,6 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     server.faults.error_rate = options.error_rate
     try:
         server.start()
+    except OSError as error:
+        sys.stderr.write(f"apiserver: port {options.port} cannot be had: {error.strerror or error}\n")
+        server.stop()
+        return 1
+    try:
         if options.kubeconfig is not None:
             server.write_kubeconfig(options.kubeconfig)
     except OSError as error:
@@ -68,11 +73,18 @@ def _gate(text: str) -> tuple[str, bool]:
     return name, value.lower() == "true"
 
 
+def _port(text: str) -> int:
+    port = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else -1
+    if not 0 <= port < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r}: 0 to 65535 is expected")
+    return port
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m dradriver.sim.apiserver", description="A stand-in for the Kubernetes API server."
     )
-    parser.add_argument("--port", type=int, default=0, help="to listen on; any free one without")
+    parser.add_argument("--port", type=_port, default=0, help="to listen on; any free one without")
     parser.add_argument(
         "--version", default="1.36", help="of Kubernetes, 1.34 to 1.37 (default: %(default)s)"
     )
