@@ -1,0 +1,1 @@
+"""Changing links, functions and RDMA devices: what the steps are made of."""

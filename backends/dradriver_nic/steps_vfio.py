@@ -1,0 +1,137 @@
+"""A function given to a program of the pod, as DPDK, without a network interface: bound to vfio-pci."""
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dradriver.backend import BackendError, HostStep, Observed, TransientError, UnavailableError, Work
+from dradriver.backend.vfio import VFIO
+from dradriver.model.text import plain
+from dradriver_nic.actuate.before import decoded, encoded, read_before
+from dradriver_nic.actuate.found import Which, find
+from dradriver_nic.actuate.restore import Restorer
+from dradriver_nic.actuate.rtnl import telling
+from dradriver_nic.away import Moved
+from dradriver_nic.netns import inside
+
+if TYPE_CHECKING:
+    from dradriver_nic.backend import NicBackend
+
+_HARMLESS = frozenset({"", VFIO, "pci-stub"})
+"""Drivers with which an IOMMU group is viable."""
+
+_SETTLE_SECONDS = 10.0
+_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class BindVfio(HostStep["NicBackend"]):
+    """Bind a function to vfio-pci for as long as a claim has it, and back to the driver that it had.
+
+    which        by what its network interface is found, which goes with the driver and is restored with it
+    companions   addresses of the claim's other functions that go the same way: they may be of one IOMMU group
+    """
+
+    device: str
+    address: str
+    which: Which
+    index: int = 0
+    companions: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """Return what is done, for people."""
+        return f"bind {self.address} ({self.device}) to {VFIO}"
+
+    def apply(self, backend: "NicBackend", work: Work) -> None:
+        """Bind it, once how its network interface was is recorded."""
+        vfio = backend.actuator.vfio
+        if not vfio.is_there(self.address):
+            raise BackendError(f"{self.device} is not on the bus")
+        self._check_group(backend)
+        if "driver" not in work.facts:
+            self._record(backend, work)
+        backend.away.add(self.device, Moved())
+        vfio.bind(self.address, VFIO, VFIO)
+        group = vfio.group(self.address)
+        if not backend.host.exists(f"dev/vfio/{group}"):
+            raise TransientError(f"{self.device}: device node /dev/vfio/{group} is not there yet")
+        if work.facts.get("group") != group:
+            work.record({"group": group})
+
+    def _record(self, backend: "NicBackend", work: Work) -> None:
+        vfio, actuator = backend.actuator.vfio, backend.actuator
+        with telling(f"{self.device} cannot be bound to {VFIO}"), actuator.home() as home:
+            seen = find(home, self.which)
+            before = (
+                inside(actuator.namespace, lambda: read_before(home, backend.host, seen)) if seen else None
+            )
+        work.record(
+            {
+                "boot": backend.host.boot_id() or "",
+                "driver": vfio.driver(self.address),
+                "override": vfio.override(self.address),
+                "before": encoded(before) if before else None,
+            }
+        )
+
+    def _check_group(self, backend: "NicBackend") -> None:
+        """See that nobody else has something of its IOMMU group."""
+        vfio = backend.actuator.vfio
+        strangers = [
+            one
+            for one in vfio.members(self.address)
+            if not (
+                one.address in {self.address, *self.companions} or one.is_bridge or one.driver in _HARMLESS
+            )
+        ]
+        if strangers:
+            named = ", ".join(f"{one.address} (driver {plain(one.driver)})" for one in strangers)
+            raise BackendError(
+                f"{self.device}: its IOMMU group {vfio.group(self.address)} is not viable: it also has {named}, which "
+                "would have to be given away with it"
+            )
+
+    def revert(self, backend: "NicBackend", work: Work) -> None:
+        """Bind it to the driver that it had, and make its network interface what it was."""
+        vfio = backend.actuator.vfio
+        driver = str(work.facts.get("driver") or "")
+        same_boot = work.facts.get("boot") == (backend.host.boot_id() or "")
+        if "driver" in work.facts and same_boot and vfio.is_there(self.address):
+            now = vfio.driver(self.address)
+            if now == VFIO != driver:
+                vfio.check_free(f"/dev/vfio/{vfio.group(self.address)}")
+            if now in {VFIO, "", driver}:
+                vfio.bind(self.address, driver, str(work.facts.get("override") or ""))
+            self._restore_link(backend, work)
+        backend.away.discard(self.device)
+
+    def _restore_link(self, backend: "NicBackend", work: Work) -> None:
+        """Wait for the network interface that the driver makes, and restore what it was."""
+        before = decoded(work.facts, backend.host.boot_id() or "")
+        if before is None:
+            return
+        end = time.monotonic() + _SETTLE_SECONDS
+        with (
+            telling(f"{self.device} cannot be made what it was"),
+            backend.actuator.home() as home,
+        ):
+            while (seen := find(home, self.which)) is None:
+                if _is_over(work.stop, end):
+                    raise TransientError(f"{self.device}: its network interface has not come back yet")
+            restorer = Restorer(home, before)
+            inside(backend.actuator.namespace, lambda: restorer.restore(seen))
+
+    def observe(self, backend: "NicBackend", work: Work) -> Observed:
+        """Look at the driver."""
+        if not backend.actuator.vfio.is_there(self.address):
+            raise UnavailableError(f"{self.device} is not on the bus")
+        bound = backend.actuator.vfio.driver(self.address) == VFIO
+        if bound and "driver" in work.facts:
+            backend.away.add(self.device, Moved())
+            return Observed.DONE
+        return Observed.PARTIAL if bound else Observed.UNDONE
+
+
+def _is_over(stop: threading.Event, end: float) -> bool:
+    return stop.wait(_POLL_SECONDS) or time.monotonic() > end
