@@ -31,7 +31,7 @@ pytestmark = [
 
 CARD = "nic-link-card0"
 KILL = 9
-MANY, FEW = 1000, 7
+MANY, FEW = 1000, 5
 
 CONFIG: dict[str, Any] = {
     "interface": {
