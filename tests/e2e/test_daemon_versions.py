@@ -125,7 +125,7 @@ def test_one_gate_that_is_off_costs_what_it_guards(gate: str, said: str) -> None
         assert "Traceback" not in reduced.log()
 
 
-BINDING = "fake: {node: small, gpuBinding: true, faults: [{device: DEVICE, does: unready, for: SECONDS}]}\n"
+BINDING = "fake: {node: small, gpuBinding: true}\n"
 TOLD = "kubernetes: {bindingConditions: true}\n"
 READY, FAILED = "dradriver.io/GPUReady", "dradriver.io/GPUFailed"
 
@@ -134,8 +134,7 @@ READY, FAILED = "dradriver.io/GPUReady", "dradriver.io/GPUFailed"
 def waiting() -> Iterator[Cluster]:
     """A cluster whose pods wait for their GPUs, with a daemon that tells."""
     with cluster() as made:
-        config = BINDING.replace("DEVICE", "gpu-none").replace("SECONDS", "1") + TOLD
-        made.start(config)
+        made.start(BINDING + TOLD)
         made.ready()
         eventually(lambda: made.asked("watch", "ResourceClaim"), "claims are watched")
         yield made
@@ -168,7 +167,7 @@ def test_a_claim_is_told_when_its_gpu_is_ready_and_keeps_that_beside_what_prepar
         eventually(lambda: conditions(waiting, claim) == {READY, "Ready"}, "it is told that it is prepared")
         assert waiting.told(claim)[PARTITION][READY] == condition
         # One for the binding, one for the status: what the two say of one device is kept apart by the server.
-        assert waiting.written() == {"ResourceClaim": 2}
+        eventually(lambda: waiting.written() == {"ResourceClaim": 2}, "two writes")
         assert kubelet.unprepare(GPU, [claim]) == {claim.uid: None}
 
 
@@ -190,7 +189,7 @@ def test_a_claim_whose_gpu_is_sick_is_told_so_and_others_are_not_kept_waiting(wa
 
 def test_without_the_option_nobody_is_watched_and_no_pod_made_to_wait() -> None:
     with cluster() as plain:
-        plain.start(BINDING.replace("DEVICE", "gpu-none").replace("SECONDS", "1"))
+        plain.start(BINDING)
         plain.ready()
         plain.watched()
         device = (plain.offered(GPU_POOL) or {})[PARTITION]
