@@ -127,6 +127,7 @@ class Pull(HostStep["LeverBackend"]):
     def revert(self, backend: "LeverBackend", work: Work) -> None:
         backend.log.append(("revert", self.lever))
         backend.reverted_with.append(dict(work.facts))
+        backend.reverted_after_reboot.append(work.rebooted)
         if self._fault(backend, "dark"):
             raise UnavailableError(f"lever {self.lever} cannot be seen")
         if self._fault(backend, "jammed"):
@@ -152,6 +153,7 @@ class LeverBackend(Backend[tuple[str, ...], LeverOptions]):
         super().__init__(host, options)
         self.log: list[tuple[str, str]] = []
         self.reverted_with: list[dict[str, Any]] = []
+        self.reverted_after_reboot: list[bool] = []
         self.probes = 0
 
     @property

@@ -2,11 +2,13 @@
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from dradriver.backend import (
     Observed,
@@ -25,10 +27,27 @@ from dradriver.model import Allocated, ClaimRef, Quantity
 from dradriver_nic import NicBackend, NicConfig
 from dradriver_nic.inventory import NicInventory
 from dradriver_nic.netns import inside
-from netns import Namespace
+from netns import Namespace, namespace, supports
 from nicnode import options_of
 
 DRIVER = "nic.dradriver.io"
+
+needs_shares = pytest.mark.skipif(
+    not supports("macvlan", "mode bridge", link=True) or not supports("ifb"),
+    reason="this kernel has no macvlan links, or no intermediate devices (ifb)",
+)
+
+
+def new_namespace() -> Iterator[Namespace]:
+    """Be a fixture for each name that a module gives it: a network namespace of its own."""
+    with namespace() as made:
+        yield made
+
+
+def link_of(space: Namespace, name: str) -> dict[str, Any]:
+    """Return a link as `ip` shows it, with its addresses."""
+    found: dict[str, Any] = json.loads(space.call("ip", "-d", "-j", "addr", "show", "dev", name))[0]
+    return found
 
 
 def backend_on(host: Namespace, directory: Path, **options: Any) -> NicBackend:
@@ -89,6 +108,7 @@ class Life:
         self.plan = plan
         self.records = [step_record(backend, step) for step in plan.steps]
         self.facts: list[dict[str, Any]] = [{} for _ in self.records]
+        self.rebooted = False
         self._lock = threading.Lock()
 
     @property
@@ -105,7 +125,7 @@ class Life:
         steps = self.steps
         answers = []
         for number in reversed(numbers) if verb == "revert" else numbers:
-            work = Work(self.facts[number], partial(self._keep, number), netns=netns)
+            work = Work(self.facts[number], partial(self._keep, number), netns=netns, rebooted=self.rebooted)
             answers.append(getattr(steps[number], verb)(self.backend, work))
         return answers
 
@@ -138,11 +158,12 @@ class Life:
         path = str(pod.path) if isinstance(pod, Namespace) else pod
         return [*self._run("observe", Phase.PREPARE), *self._run("observe", Phase.SANDBOX, path)]
 
-    def restarted(self, backend: NicBackend) -> "Life":
-        """Return the claim as another instance of the daemon has it."""
+    def restarted(self, backend: NicBackend, *, rebooted: bool = False) -> "Life":
+        """Return the claim as another instance of the daemon has it, of another boot or not."""
         other = Life(backend, self.ref, self.request, self.plan)
         other.records = [*self.records]
         other.facts = json.loads(json.dumps(self.facts))
+        other.rebooted = rebooted
         return other
 
     def rendered(self) -> tuple[PlannedDevice, ...]:

@@ -112,6 +112,8 @@ class PutIn(HostStep["PlugBackend"]):
         backend.log.append(("revert", self.plug, work.netns))
         if _fault(backend, f"{self.plug}.jammed"):
             raise OSError(f"plug {self.plug} does not come out")
+        if _fault(backend, f"{self.plug}.stuck"):
+            raise TransientError(f"plug {self.plug} is stuck")
         self._file(backend).unlink(missing_ok=True)
         if backend.dies == ("back", self.part):
             raise Killed

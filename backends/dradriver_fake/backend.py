@@ -24,7 +24,7 @@ class FakeBackend(Backend[I, NoOptions]):
         super().__init__(host, options)
         self.hardware = Hardware(host.root)
         self.script = Script(self.hardware)
-        self.places = Places(host, self.hardware)
+        self.places = Places(host)
         self._looked_at: object = None
 
     def watch(self, stop: threading.Event, changed: Callable[[str], None]) -> None:

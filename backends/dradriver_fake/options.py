@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from dradriver.backend import Strict
-from dradriver.model import shown
+from dradriver.model.names import check_absolute
 from dradriver_fake.faults import Fault
 
 GPUMode = Literal["partitions", "whole", "shares"]
@@ -32,6 +32,5 @@ class FakeOptions(Strict, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse a directory that is no absolute path."""
-        path = self.directory
-        if path and (not path.startswith("/") or "\0" in path or ".." in path.split("/")):
-            raise ValueError(f"directory: an absolute path without '..' is expected, found {shown(path)}")
+        if self.directory:
+            check_absolute(self.directory, "directory")

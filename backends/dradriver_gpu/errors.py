@@ -1,4 +1,4 @@
-"""Reading what a GPU counts of errors of its memories and its NVLinks. What it does not tell is None."""
+"""Reading what a GPU counts of errors of its memories. What it does not tell is None."""
 
 import ctypes
 from typing import Any
@@ -24,20 +24,8 @@ def read_errors(reader: Reader) -> MemoryErrors:
     )
 
 
-def read_link_health(reader: Reader) -> int | None:
-    """Return the summary of how the NVLinks are (driver 570). Raises NvmlError of a GPU that is lost."""
-    fabric = reader.read("the health of its NVLinks", lambda: _fabric(reader))
-    return None if fabric is None else int(fabric.healthSummary)
-
-
 def _sram(reader: Reader) -> Any | None:
     status = pynvml.c_nvmlEccSramErrorStatus_v1_t()
     status.version = pynvml.nvmlEccSramErrorStatus_v1
     told = reader.session.ask(pynvml.nvmlDeviceGetSramEccErrorStatus, reader.handle, ctypes.byref(status))
     return None if told is None else status
-
-
-def _fabric(reader: Reader) -> Any | None:
-    info = pynvml.c_nvmlGpuFabricInfo_v3_t()
-    told = reader.session.ask(pynvml.nvmlDeviceGetGpuFabricInfoV, reader.handle, ctypes.byref(info))
-    return None if told is None else info

@@ -141,6 +141,7 @@ def read_changing(reader: Reader, gpu: GPU, ours: frozenset[tuple[str, int, int]
     geometry = gpu.geometry if mode else None
     if mode and geometry is None:
         geometry = _geometry(reader, gpu)
+    fabric, link_health = _fabric(reader)
     return replace(
         gpu,
         index=reader.index,
@@ -149,7 +150,8 @@ def read_changing(reader: Reader, gpu: GPU, ours: frozenset[tuple[str, int, int]
         max_mig_devices=reader.ask(pynvml.nvmlDeviceGetMaxMigDeviceCount) if mode else None,
         geometry=geometry,
         instances=_instances(reader, gpu.name, mode, geometry, ours),
-        fabric=reader.read("the NVLink domain", lambda: _fabric(reader)),
+        fabric=fabric,
+        link_health=link_health,
         compute_mode=reader.ask(pynvml.nvmlDeviceGetComputeMode),
         ecc_enabled=None if ecc is None else ecc[0] == pynvml.NVML_FEATURE_ENABLED,
         ecc_pending=None if ecc is None else ecc[1] == pynvml.NVML_FEATURE_ENABLED,
@@ -196,13 +198,30 @@ def _module_id(reader: Reader) -> int | None:
     return reader.session.ask(pynvml.nvmlDeviceGetModuleId, reader.handle, ctypes.c_uint())
 
 
-def _fabric(reader: Reader) -> Fabric | None:
+def _fabric(reader: Reader) -> tuple[Fabric | None, int | None]:
+    """Return the NVLink domain, and the summary of how its links are, which drivers tell from 570 on."""
+    newest = reader.read("the health of its NVLinks", lambda: _newest_fabric_info(reader))
+    info = newest or reader.read("the NVLink domain", lambda: _fabric_info(reader))
+    return None if info is None else _domain(info), None if newest is None else int(newest.healthSummary)
+
+
+def _newest_fabric_info(reader: Reader) -> Any | None:
+    return _filled(reader, pynvml.nvmlDeviceGetGpuFabricInfoV, pynvml.c_nvmlGpuFabricInfo_v3_t())
+
+
+def _fabric_info(reader: Reader) -> Any | None:
+    return _filled(reader, pynvml.nvmlDeviceGetGpuFabricInfoV, pynvml.c_nvmlGpuFabricInfo_v2_t()) or _filled(
+        reader, pynvml.nvmlDeviceGetGpuFabricInfo, pynvml.c_nvmlGpuFabricInfo_t()
+    )
+
+
+def _filled(reader: Reader, function: Callable[..., Any], structure: Any) -> Any | None:
+    told = reader.session.ask(function, reader.handle, ctypes.byref(structure))
+    return None if told is None else structure
+
+
+def _domain(info: Any) -> Fabric | None:
     """Return the NVLink domain; None for a GPU that has not, or not yet, joined one that reaches beyond its node."""
-    info = pynvml.c_nvmlGpuFabricInfo_v2_t()
-    if reader.session.ask(pynvml.nvmlDeviceGetGpuFabricInfoV, reader.handle, ctypes.byref(info)) is None:
-        info = pynvml.c_nvmlGpuFabricInfo_t()
-        if reader.session.ask(pynvml.nvmlDeviceGetGpuFabricInfo, reader.handle, ctypes.byref(info)) is None:
-            return None
     cluster = uuid.UUID(bytes=bytes(info.clusterUuid))
     if (
         info.state != pynvml.NVML_GPU_FABRIC_STATE_COMPLETED

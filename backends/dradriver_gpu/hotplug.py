@@ -4,11 +4,10 @@ import re
 import threading
 from collections.abc import Callable
 
-from dradriver.host import Host, Uevent, UeventMonitor
-from dradriver_gpu.place import PCI_DIR
+from dradriver.host import PCI_DIR, Host, Uevent, UeventMonitor
+from dradriver_gpu.place import is_nvidia
 
 _ADDRESS = re.compile(r"/([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])$")
-_NVIDIA = "0x10de"
 _MODULES = frozenset({"/module/nvidia", "/module/vfio_pci"})
 
 
@@ -28,7 +27,7 @@ class BusWatch:
 
     def look(self) -> None:
         """Look at the whole bus: before the first event, and after some were missed."""
-        self._known |= {name for name in self._host.list_dir(PCI_DIR) if self._is_ours(name)}
+        self._known |= {name for name in self._host.list_dir(PCI_DIR) if is_nvidia(self._host, name)}
         self._changed("kernel events may have been missed")
 
     def take(self, event: Uevent) -> None:
@@ -39,9 +38,6 @@ class BusWatch:
             return
         match = _ADDRESS.search(event.devpath)
         # A function that was taken away can no longer be asked whose it was.
-        if match and (match[1] in self._known or self._is_ours(match[1])):
+        if match and (match[1] in self._known or is_nvidia(self._host, match[1])):
             self._known.add(match[1])
             self._changed(f"{event.action} {match[1]}")
-
-    def _is_ours(self, address: str) -> bool:
-        return self._host.read_text(f"{PCI_DIR}/{address}/vendor") == _NVIDIA

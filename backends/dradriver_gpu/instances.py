@@ -26,10 +26,10 @@ T = TypeVar("T")
 _MOST = 32
 """More instances than any GPU has; nvml.h wants a buffer for all that a profile admits, and does not look."""
 
-# No instances: MIG mode is off, or this GPU or driver has no such profile.
-_NONE = frozenset(
+NONE = frozenset(
     {pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_FOUND}
 )
+"""Codes for no profile, instance or device of that number: MIG mode is off, or this GPU or driver has none."""
 
 _OPEN = "nvmlDeviceGetHandleByPciBusId"
 
@@ -111,19 +111,27 @@ class Standing:
 
 def standing(session: Session, gpu: Any, profile_id: int) -> list[Standing]:
     """Return the GPU instances of a profile. Raises NvmlError."""
-    buffer = (pynvml.c_nvmlGpuInstance_t * _MOST)()
-    count = ctypes.c_uint(_MOST)
     try:
-        session.call(pynvml.nvmlDeviceGetGpuInstances, gpu, profile_id, buffer, ctypes.byref(count))
+        found = handles(session, gpu, profile_id)
     except NvmlError as error:
-        if error.code in _NONE:
+        if error.code in NONE:
             return []
         raise
-    found = []
-    for handle in buffer[: count.value]:
-        info = session.call(pynvml.nvmlGpuInstanceGetInfo, handle)
-        found.append(Standing(info.id, info.profileId, info.placement.start, info.placement.size, handle))
-    return found
+    return [standing_of(session, handle) for handle in found]
+
+
+def handles(session: Session, gpu: Any, profile_id: int) -> list[Any]:
+    """Return the handles of the GPU instances of a profile. Raises NvmlError, also where there is no such profile."""
+    buffer = (pynvml.c_nvmlGpuInstance_t * _MOST)()
+    count = ctypes.c_uint(_MOST)
+    session.call(pynvml.nvmlDeviceGetGpuInstances, gpu, profile_id, buffer, ctypes.byref(count))
+    return list(buffer[: count.value])
+
+
+def standing_of(session: Session, handle: Any) -> Standing:
+    """Return the GPU instance of a handle. Raises NvmlError."""
+    info = session.call(pynvml.nvmlGpuInstanceGetInfo, handle)
+    return Standing(info.id, info.profileId, info.placement.start, info.placement.size, handle)
 
 
 def every_standing(session: Session, gpu: Any) -> list[Standing]:
@@ -133,7 +141,7 @@ def every_standing(session: Session, gpu: Any) -> list[Standing]:
         try:
             info = session.call(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu, index, 1)
         except NvmlError as error:
-            if error.code in _NONE:
+            if error.code in NONE:
                 continue
             raise
         found += standing(session, gpu, info.id)
@@ -146,8 +154,7 @@ def create_instance(session: Session, gpu: Any, profile_id: int, start: int, siz
     handle = session.call(
         pynvml.nvmlDeviceCreateGpuInstanceWithPlacement, gpu, profile_id, ctypes.byref(placement)
     )
-    info = session.call(pynvml.nvmlGpuInstanceGetInfo, handle)
-    return Standing(info.id, info.profileId, info.placement.start, info.placement.size, handle)
+    return standing_of(session, handle)
 
 
 def destroy(session: Session, instance: Standing) -> None:
@@ -200,7 +207,7 @@ def _compute_profiles(session: Session, instance: Any) -> Iterator[Any]:
                 pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo, instance, index, shared, 1
             )
         except NvmlError as error:
-            if error.code not in _NONE:
+            if error.code not in NONE:
                 raise
 
 
@@ -222,7 +229,7 @@ class MigDevice:
 
 def mig_device(session: Session, gpu: Any, instance: int, compute: int) -> MigDevice | None:
     """Return the MIG device of these ids; None where there is none. Raises NvmlError."""
-    for device in _mig_devices(session, gpu):
+    for device in mig_devices(session, gpu):
         if (
             session.call(pynvml.nvmlDeviceGetGpuInstanceId, device) == instance
             and session.call(pynvml.nvmlDeviceGetComputeInstanceId, device) == compute
@@ -237,10 +244,11 @@ def mig_device(session: Session, gpu: Any, instance: int, compute: int) -> MigDe
     return None
 
 
-def _mig_devices(session: Session, gpu: Any) -> Iterator[Any]:
+def mig_devices(session: Session, gpu: Any) -> Iterator[Any]:
+    """Yield the handles of the MIG devices of a GPU. Raises NvmlError."""
     for index in range(session.ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0):
         try:
             yield session.call(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, index)
         except NvmlError as error:
-            if error.code not in _NONE:  # numbers are not without gaps
+            if error.code not in NONE:  # numbers are not without gaps
                 raise

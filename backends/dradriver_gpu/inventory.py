@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 
+from dradriver.backend.vfio import VFIO
 from dradriver.model import AttributeValue
 from dradriver_gpu.geometry import Geometry, Placement, Resources
 from dradriver_gpu.xids import Severity
@@ -147,7 +148,7 @@ class Passthrough:
     @property
     def is_bound(self) -> bool:
         """Whether it is bound to vfio-pci, so that NVML does not know it."""
-        return self.driver == "vfio-pci"
+        return self.driver == VFIO
 
 
 @dataclass(frozen=True, slots=True)

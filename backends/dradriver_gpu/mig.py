@@ -12,18 +12,11 @@ from typing import Any
 import pynvml
 
 from dradriver_gpu.geometry import Geometry, Profile, Resources, profile_name
+from dradriver_gpu.instances import NONE, handles, mig_devices, standing_of
 from dradriver_gpu.inventory import ComputeInstance, GPUInstance
 from dradriver_gpu.nvml import NvmlError, Session
 
-_MAX_INSTANCES = 32
-"""More than any GPU has; nvml.h wants a buffer for all that a profile admits."""
-
 _NAME = re.compile(r"(?:MIG )?([0-9]+g\.[0-9]+gb(?:[+-][a-z.]+)?)")
-
-# No profile of that number on this GPU, or in this driver.
-_NO_PROFILE = frozenset(
-    {pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NOT_FOUND}
-)
 
 
 def read_mode(session: Session, gpu: Any) -> tuple[bool, bool] | None:
@@ -104,21 +97,25 @@ def read_instances(
     compute = _compute_instances(session, gpu)
     found = []
     for profile in geometry.profiles:
-        for handle in _handles(session, gpu, profile.id):
-            info = session.call(pynvml.nvmlGpuInstanceGetInfo, handle)
-            start = info.placement.start
+        for handle in handles(session, gpu, profile.id):
+            one = standing_of(session, handle)
             placement = next(
-                (one for one in geometry.placements if one.profile is profile and one.start == start), None
+                (
+                    place
+                    for place in geometry.placements
+                    if place.profile is profile and place.start == one.start
+                ),
+                None,
             )
             found.append(
                 GPUInstance(
-                    id=info.id,
+                    id=one.id,
                     profile_id=profile.id,
-                    start=start,
-                    size=info.placement.size,
+                    start=one.start,
+                    size=one.size,
                     placement=placement,
-                    compute=tuple(compute.get(info.id, ())),
-                    ours=(name, profile.id, start) in ours,
+                    compute=tuple(compute.get(one.id, ())),
+                    ours=(name, profile.id, one.start) in ours,
                 )
             )
     return tuple(sorted(found, key=lambda instance: instance.id))
@@ -129,14 +126,14 @@ def _profile_info(session: Session, gpu: Any, index: int) -> Any | None:
     try:
         return session.call(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu, index)
     except NvmlError as error:
-        if error.code in _NO_PROFILE:
+        if error.code in NONE:
             return None
         if error.code != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
             raise
     try:
         return session.call(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu, index, 1)
     except NvmlError as error:
-        if error.code in _NO_PROFILE:
+        if error.code in NONE:
             return None
         raise
 
@@ -154,7 +151,7 @@ def _placements(session: Session, gpu: Any, profile_id: int) -> list[tuple[int, 
         buffer = (pynvml.c_nvmlGpuInstancePlacement_t * max(count.value, 1))()
         session.call(_get_placements, gpu, profile_id, buffer, count)
     except NvmlError as error:
-        if error.code in _NO_PROFILE:
+        if error.code in NONE:
             return []
         raise
     return [(place.start, place.size) for place in buffer[: count.value]]
@@ -169,23 +166,10 @@ def _get_placements(gpu: Any, profile_id: int, buffer: Any, count: ctypes.c_uint
         pynvml._nvmlCheckReturn(function(gpu, profile_id, buffer, ctypes.byref(count)))  # noqa: SLF001
 
 
-def _handles(session: Session, gpu: Any, profile_id: int) -> list[Any]:
-    buffer = (pynvml.c_nvmlGpuInstance_t * _MAX_INSTANCES)()
-    count = ctypes.c_uint(_MAX_INSTANCES)
-    session.call(pynvml.nvmlDeviceGetGpuInstances, gpu, profile_id, buffer, ctypes.byref(count))
-    return list(buffer[: count.value])
-
-
 def _compute_instances(session: Session, gpu: Any) -> dict[int, list[ComputeInstance]]:
     """Return the compute instances, which are the MIG devices, by GPU instance."""
     found: dict[int, list[ComputeInstance]] = {}
-    for index in range(session.ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0):
-        try:
-            device = session.call(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, index)
-        except NvmlError as error:
-            if error.code in _NO_PROFILE:  # numbers are not without gaps
-                continue
-            raise
+    for device in mig_devices(session, gpu):
         instance = session.call(pynvml.nvmlDeviceGetGpuInstanceId, device)
         attributes = session.ask(pynvml.nvmlDeviceGetAttributes_v2, device)
         found.setdefault(instance, []).append(

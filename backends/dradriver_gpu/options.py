@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 
 from dradriver.backend import Strict
-from dradriver.model import shown
+from dradriver.model.names import check_absolute
 
 if TYPE_CHECKING:
     from dradriver.backend.select import Filter
@@ -60,9 +60,8 @@ class GpuOptions(Strict, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse paths that are not absolute, shares that nothing has, and a filter that cannot be read."""
-        for name, path in (("driverRoot", self.driver_root), ("runDirectory", self.run_directory)):
-            if not path.startswith("/") or "\0" in path or ".." in path.split("/"):
-                raise ValueError(f"{name}: an absolute path without '..' is expected, found {shown(path)}")
+        check_absolute(self.driver_root, "driverRoot")
+        check_absolute(self.run_directory, "runDirectory")
         if self.shares and "shares" not in {self.mode, *self.modes.values()}:
             raise ValueError("shares: no GPU is offered in shares: set mode, or an entry of modes, to shares")
         try:

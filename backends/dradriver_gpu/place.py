@@ -1,14 +1,10 @@
 """Where GPUs are: on the PCI bus, whether or not a driver shows them, and next to which CPUs and devices."""
 
-from dradriver.host import CPUSet, Host, Topology, pcie_root, pcie_switch, read_topology
-from dradriver.model import NUMA_NODE, PCI_BUS_ID, PCIE_ROOT, PCIE_SWITCH, SOCKET_ID, AttributeValue
+from dradriver.host import GPU_CLASSES, PCI_DIR, Host, NodeSockets, iommu_group, pci_place
+from dradriver.model import AttributeValue
 from dradriver_gpu.inventory import Passthrough
 
-PCI_DIR = "sys/bus/pci/devices"
-
 _NVIDIA = 0x10DE
-_GPU_CLASSES = frozenset({0x0300, 0x0302})
-"""VGA controller, and 3D controller, which data-centre GPUs are (PCI Code and ID Assignment Specification)."""
 
 
 class Places:
@@ -16,7 +12,7 @@ class Places:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._topology: Topology | None = None
+        self._sockets = NodeSockets(host)
         self._is_gpu: dict[str, bool] = {}
         self._known: dict[str, dict[str, AttributeValue]] = {}
         self._ids: dict[str, tuple[int | None, int | None, int | None]] = {}
@@ -31,51 +27,29 @@ class Places:
                 known.pop(gone, None)
         for name in names:
             if name not in self._is_gpu:
-                self._is_gpu[name] = self._hexadecimal(name, "vendor") == _NVIDIA and (
-                    (self._hexadecimal(name, "class") or 0) >> 8 in _GPU_CLASSES
-                )
+                kind = self._host.read_hex(f"{PCI_DIR}/{name}/class") or 0
+                self._is_gpu[name] = is_nvidia(self._host, name) and kind >> 8 in GPU_CLASSES
         return frozenset(name for name, is_gpu in self._is_gpu.items() if is_gpu)
 
     def attributes(self, address: str) -> dict[str, AttributeValue]:
         """Return the attributes of a GPU's place; what is not known is left out."""
         if address not in self._known:
-            node = self._host.read_int(f"{PCI_DIR}/{address}/numa_node")
-            found = {
-                PCIE_ROOT: pcie_root(self._host, address),
-                PCI_BUS_ID: address,
-                PCIE_SWITCH: pcie_switch(self._host, address),
-                NUMA_NODE: node if node is not None and node >= 0 else None,
-                SOCKET_ID: self._socket(node),
-            }
-            self._known[address] = {name: value for name, value in found.items() if value is not None}
+            self._known[address] = pci_place(self._host, address, self._sockets)
         return self._known[address]
 
     def passthrough(self, address: str) -> Passthrough | None:
         """Return the driver that a GPU is bound to now, and its ids; None for what is not on the bus."""
         directory = f"{PCI_DIR}/{address}"
         if address not in self._ids:
-            ids = (self._hexadecimal(address, "vendor"), self._hexadecimal(address, "device"))
-            group = self._link(f"{directory}/iommu_group")
-            if ids[0] is None:
+            vendor = self._host.read_hex(f"{directory}/vendor")
+            if vendor is None:
                 return None
-            self._ids[address] = (int(group) if group and group.isdecimal() else None, *ids)
-        group_id, vendor, device = self._ids[address]
-        return Passthrough(self._link(f"{directory}/driver"), group_id, vendor, device)
+            group = iommu_group(self._host, address)
+            self._ids[address] = group, vendor, self._host.read_hex(f"{directory}/device")
+        group, vendor, device = self._ids[address]
+        return Passthrough(self._host.link_name(f"{directory}/driver"), group, vendor, device)
 
-    def _socket(self, node: int | None) -> int | None:
-        if node is None or node < 0:
-            return None
-        if self._topology is None:
-            self._topology = read_topology(self._host)
-        cpus = next((one.cpus for one in self._topology.localities if one.node_id == node), CPUSet())
-        return self._topology.socket_of(cpus)
 
-    def _link(self, path: str) -> str | None:
-        target = self._host.read_link(path)
-        return target.rstrip("/").rpartition("/")[2] or None if target else None
-
-    def _hexadecimal(self, address: str, name: str) -> int | None:
-        try:
-            return int(self._host.read_text(f"{PCI_DIR}/{address}/{name}") or "", 16)
-        except ValueError:
-            return None
+def is_nvidia(host: Host, address: str) -> bool:
+    """Return whether a PCI function is one of NVIDIA's."""
+    return host.read_hex(f"{PCI_DIR}/{address}/vendor") == _NVIDIA

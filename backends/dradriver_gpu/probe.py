@@ -9,7 +9,7 @@ import pynvml
 from dradriver.backend import UnavailableError
 from dradriver.host import Host
 from dradriver.model import shown
-from dradriver_gpu.errors import read_errors, read_link_health
+from dradriver_gpu.errors import read_errors
 from dradriver_gpu.facts import Reader, read_changing, read_fixed
 from dradriver_gpu.inventory import GPU, Driver, DriverState, GPUInventory, Passthrough
 from dradriver_gpu.nvml import NVML, DriverMissingError, NvmlError, Session
@@ -128,7 +128,6 @@ class Prober:
             gpu,
             place=self._places.attributes(address),
             errors=read_errors(reader),
-            link_health=read_link_health(reader),
             passthrough=self._places.passthrough(address),
             creatable=_branch(version) >= _CREATES_AT_PLACES,
         )

@@ -14,6 +14,7 @@ from dradriver.backend import (
     Request,
     Step,
 )
+from dradriver.host import PCI_DIR
 from dradriver.model import AttributeValue
 from dradriver_gpu.inventory import GPU, GPUInventory
 from dradriver_gpu.plan import MPS, Asked, asked_of, share_of
@@ -114,7 +115,7 @@ def _passed_through(backend: "GpuBackend", gpu: GPU) -> ContainerEdits:
     if group is None:
         raise PlanError(f"{gpu.name} is in no IOMMU group")
     nodes = [DeviceNode("/dev/vfio/vfio"), DeviceNode(f"/dev/vfio/{group}")]
-    devices = backend.host.list_dir(f"sys/bus/pci/devices/{gpu.address}/vfio-dev")
+    devices = backend.host.list_dir(f"{PCI_DIR}/{gpu.address}/vfio-dev")
     device = next((name for name in devices if re.fullmatch("vfio[0-9]+", name)), None)
     if device and backend.host.exists("dev/iommu"):
         nodes += [DeviceNode("/dev/iommu"), DeviceNode(f"/dev/vfio/devices/{device}")]

@@ -23,7 +23,9 @@ from dradriver_gpu.instances import (
     unless_gone,
 )
 from dradriver_gpu.inventory import GPU, address_of
+from dradriver_gpu.mig import read_mode
 from dradriver_gpu.nvml import NvmlError, Session
+from dradriver_gpu.steps_setting import SettingStep
 
 if TYPE_CHECKING:
     from dradriver_gpu.backend import GpuBackend
@@ -133,7 +135,10 @@ class CreatePartition(HostStep["GpuBackend"]):
         return device.uuid
 
     def revert(self, backend: "GpuBackend", work: Work) -> None:
-        """Destroy both, compute instance first, as far as they are there."""
+        """Destroy both, compute instance first, as far as they are there.
+
+        Neither outlives a reboot: what stands in their place then, somebody else made.
+        """
         if "before" not in work.facts:
             return
 
@@ -143,7 +148,8 @@ class CreatePartition(HostStep["GpuBackend"]):
                 if mine:
                     destroy(session, mine)
 
-        unless_gone(backend, undo, None)
+        if not work.rebooted:
+            unless_gone(backend, undo, None)
         backend.owned.discard(self.gpu, self.profile_id, self.start)
 
     def observe(self, backend: "GpuBackend", work: Work) -> Observed:
@@ -209,12 +215,9 @@ class UsePartition(HostStep["GpuBackend"]):
 
 
 @dataclass(frozen=True)
-class SwitchMigMode(HostStep["GpuBackend"]):
+class SwitchMigMode(SettingStep):
     """Have MIG mode on or off for as long as device `index` of the claim is in use, where that takes no reset."""
 
-    gpu: str
-    claim: str
-    index: int
     enabled: bool
 
     def describe(self) -> str:
@@ -224,10 +227,6 @@ class SwitchMigMode(HostStep["GpuBackend"]):
     @property
     def _setting(self) -> str:
         return f"{self.gpu}.mig-mode"
-
-    @property
-    def _holder(self) -> str:
-        return f"{self.claim}/{self.index}"
 
     def apply(self, backend: "GpuBackend", work: Work) -> None:
         """Switch it."""
@@ -241,9 +240,7 @@ class SwitchMigMode(HostStep["GpuBackend"]):
             )
         _record(work, before=before)
 
-    def revert(self, backend: "GpuBackend", work: Work) -> None:
-        """Put it back, where this was the last one that needed it so."""
-
+    def _put_back(self, backend: "GpuBackend", work: Work) -> None:
         def restore(before: bool) -> bool:
             with on_gpu(backend, self.gpu) as (session, gpu):
                 return self._restore(session, gpu, before)
@@ -277,8 +274,8 @@ class SwitchMigMode(HostStep["GpuBackend"]):
 
 def is_enabled(session: Session, gpu: Any) -> bool:
     """Return whether MIG mode is on now. Raises NvmlError."""
-    modes = session.ask(pynvml.nvmlDeviceGetMigMode, gpu)
-    return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    modes = read_mode(session, gpu)
+    return modes is not None and modes[0]
 
 
 def switch(session: Session, gpu: Any, name: str, *, enabled: bool) -> None:

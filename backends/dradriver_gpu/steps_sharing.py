@@ -15,6 +15,7 @@ from dradriver.backend import (
     UnavailableError,
     Work,
 )
+from dradriver.backend.settings import holder
 from dradriver.model import shown
 from dradriver_gpu.instances import (
     applying,
@@ -27,6 +28,7 @@ from dradriver_gpu.instances import (
 )
 from dradriver_gpu.mps import Mps
 from dradriver_gpu.nvml import NvmlError
+from dradriver_gpu.steps_setting import SettingStep
 from dradriver_gpu.tools import SMI
 
 if TYPE_CHECKING:
@@ -44,19 +46,6 @@ _MODES = {
     pynvml.NVML_COMPUTEMODE_PROHIBITED: "Prohibited",
     pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "Exclusive_Process",
 }
-
-
-@dataclass(frozen=True)
-class SettingStep(HostStep["GpuBackend"]):
-    """A setting of a GPU for as long as device `index` of a claim is in use."""
-
-    gpu: str
-    claim: str
-    index: int
-
-    @property
-    def _holder(self) -> str:
-        return f"{self.claim}/{self.index}"
 
 
 @dataclass(frozen=True)
@@ -97,9 +86,7 @@ class SetTimeSlice(SettingStep):
             return ""
         return match[1].capitalize() if match else ""
 
-    def revert(self, backend: "GpuBackend", work: Work) -> None:
-        """Put it back, where this was the last one that needed it so."""
-
+    def _put_back(self, backend: "GpuBackend", work: Work) -> None:
         def restore(before: str) -> bool:
             uuid = unless_gone(backend, lambda: uuid_of(backend, self.gpu), gone=None)
             if uuid is None:
@@ -149,9 +136,7 @@ class SetComputeMode(SettingStep):
             )
         work.record({"before": before})
 
-    def revert(self, backend: "GpuBackend", work: Work) -> None:
-        """Put it back, where this was the last one that needed it so."""
-
+    def _put_back(self, backend: "GpuBackend", work: Work) -> None:
         def undo(before: int) -> None:
             with on_gpu(backend, self.gpu) as (session, gpu):
                 _set_compute_mode(session, gpu, self.gpu, before)
@@ -208,7 +193,7 @@ class RunMps(HostStep["GpuBackend"]):
 
     @property
     def _holder(self) -> str:
-        return f"{self.claim}/{self.index}"
+        return holder(self.claim, self.index)
 
     def apply(self, backend: "GpuBackend", work: Work) -> None:
         """Start it where it does not run, and wait until it takes commands."""
@@ -256,10 +241,11 @@ class RunMps(HostStep["GpuBackend"]):
         raise TransientError(f"{self.gpus[0]}: there is no partition at memory slice {self.start} for MPS")
 
     def revert(self, backend: "GpuBackend", work: Work) -> None:
-        """End it, where this was the last claim that used it."""
+        """End it, where this was the last claim that used it. None outlives a reboot, nor do its directories."""
 
         def end(_: Any) -> bool:
-            self._mps(backend).end(self.name)
+            if not work.rebooted:
+                self._mps(backend).end(self.name)
             return True
 
         if not backend.settings.leave(self._setting, self._holder, end) and not self.shared:

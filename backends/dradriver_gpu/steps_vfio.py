@@ -12,7 +12,6 @@ import pynvml
 from dradriver.backend import BackendError, HostStep, Observed, TransientError, UnavailableError, Work
 from dradriver.backend.vfio import VFIO, Function
 from dradriver.model import shown
-from dradriver.model.text import plain
 from dradriver_gpu.instances import applying, on_gpu
 from dradriver_gpu.inventory import address_of
 
@@ -20,10 +19,6 @@ if TYPE_CHECKING:
     from dradriver_gpu.backend import GpuBackend
 
 log = logging.getLogger(__name__)
-
-_HARMLESS = frozenset({"", VFIO, "pci-stub"})
-"""Drivers with which a group is viable."""
-
 
 _DRIVER = re.compile(r"[A-Za-z0-9_-]{0,64}")
 
@@ -53,9 +48,7 @@ class BindVfio(HostStep["GpuBackend"]):
             work.record({"before": before})
         if not all(one.driver == VFIO for one in ours):
             self._bind(backend, work, address, ours)
-        node = f"/dev/vfio/{backend.vfio.group(address)}"
-        if not backend.host.exists(node):
-            raise TransientError(f"{self.gpu}: device node {node} is not there yet")
+        backend.vfio.check_node(address, self.gpu)
 
     def _bind(self, backend: "GpuBackend", work: Work, address: str, ours: list[Function]) -> None:
         served = backend.vfio.driver(address) == "nvidia"
@@ -68,20 +61,13 @@ class BindVfio(HostStep["GpuBackend"]):
 
     def _ours(self, backend: "GpuBackend", address: str) -> list[Function]:
         """Return the functions that are bound: those of its board. All others of the group must be harmless."""
-        group = backend.vfio.members(address)
-        board = next(one.slot for one in group if one.address == address)
+        board = address.rpartition(".")[0]
         others = {_address(name) for name in self.companions}
-        strangers = [
-            one
-            for one in group
-            if not (one.slot == board or one.is_bridge or one.driver in _HARMLESS or one.address in others)
-        ]
-        if strangers:
-            named = ", ".join(f"{one.address} (driver {plain(one.driver)})" for one in strangers)
-            raise BackendError(
-                f"{self.gpu}: its IOMMU group {backend.vfio.group(address)} is not viable: it also has {named}, which "
-                "would have to be given away with it"
-            )
+
+        def is_ours(one: Function) -> bool:
+            return one.slot == board or one.address in others
+
+        group = backend.vfio.check_viable(address, is_ours, self.gpu)
         return [one for one in group if one.slot == board and not one.is_bridge]
 
     def _free(self, backend: "GpuBackend", work: Work) -> int:
@@ -111,14 +97,16 @@ class BindVfio(HostStep["GpuBackend"]):
             raise TransientError(str(error)) from None
 
     def revert(self, backend: "GpuBackend", work: Work) -> None:
-        """Bind each function to the driver that it had."""
+        """Bind each function to the driver that it had. After a reboot they have the drivers that they are to have."""
+        if work.rebooted:
+            return
         before = _drivers(work)
         address = _address(self.gpu)
         here = {
             one: drivers for one, drivers in before.items() if backend.vfio.is_there(_function(one, address))
         }
         if any(backend.vfio.driver(one) == VFIO != driver for one, (driver, _) in here.items()):
-            backend.vfio.check_free(f"/dev/vfio/{backend.vfio.group(address)}")
+            backend.vfio.check_free(backend.vfio.node(address))
         for one, (driver, override) in here.items():
             if backend.vfio.driver(one) in {VFIO, "", driver}:
                 backend.vfio.bind(one, driver, override)

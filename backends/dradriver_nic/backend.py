@@ -57,7 +57,7 @@ class NicBackend(Backend[NicInventory, NicOptions]):
         peers: tuple[Peer, ...],
     ) -> Plan:
         """Move functions into the pod, make links on shared cards, and give each its addresses."""
-        return plan_nics(request, inventory, held, self.options)
+        return plan_nics(request, inventory, held)
 
     def render(
         self,

@@ -27,6 +27,9 @@ from dradriver_nic.sysctls import check_sysctl
 
 MEGABIT = 10**6
 
+PASSTHRU = "passthru"
+"""The mode of a macvlan link that has the card, and its MAC address, for itself."""
+
 _MAC = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}")
 _RESERVED_TABLES = frozenset({0, 253, 254, 255})
 _ETHTOOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+() -]{0,31}")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from dradriver.backend.vfio import VFIO
 from dradriver.model import (
     AttributeValue,
     Capacity,
@@ -13,7 +14,7 @@ from dradriver.model import (
     RequestPolicy,
     ValidRange,
 )
-from dradriver_nic.inventory import ETHERNET, INFINIBAND, VFIO, Card, Function, Link, NicInventory, names_of
+from dradriver_nic.inventory import ETHERNET, INFINIBAND, Card, Function, Link, NicInventory, names_of
 from dradriver_nic.options import NicOptions
 
 if TYPE_CHECKING:

@@ -89,10 +89,16 @@ class Ethtool:
 
     def _ask(self, name: str, request: bytes) -> bytes | None:
         """Return the answer to a request; None where the driver, or the link, does not know of it."""
-        buffer = array("B", request)
-        interface = struct.pack("16sP", name.encode()[:15], buffer.buffer_info()[0]).ljust(40, b"\0")
         try:
-            fcntl.ioctl(self._socket, _SIOCETHTOOL, interface)
+            return ask(self._socket, name, request)[0]
         except OSError:
             return None
-        return buffer.tobytes()
+
+
+def ask(asking: socket.socket, name: str, request: bytes) -> tuple[bytes, int]:
+    """Return the answer of a link's driver to a request, and what the ioctl itself returned. Raises OSError."""
+    buffer = array("B", request)
+    # struct ifreq: the link's name, and where the request is, which the answer is written over.
+    interface = struct.pack("16sP", name.encode()[:15], buffer.buffer_info()[0]).ljust(40, b"\0")
+    result = fcntl.ioctl(asking.fileno(), _SIOCETHTOOL, bytearray(interface), True)
+    return buffer.tobytes(), result if isinstance(result, int) else 0

@@ -8,16 +8,22 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from dradriver.host import CPUSet, Host, Topology, pci_address, pcie_root, pcie_switch, read_topology
-from dradriver.model import NUMA_NODE, PCI_BUS_ID, PCIE_ROOT, PCIE_SWITCH, SOCKET_ID, AttributeValue
-
-PCI_DIR = "sys/bus/pci/devices"
+from dradriver.host import (
+    GPU_CLASSES,
+    PCI_DIR,
+    Host,
+    NodeSockets,
+    iommu_group,
+    pci_address,
+    pci_place,
+    pcie_root,
+    pcie_switch,
+)
+from dradriver.model import PCI_BUS_ID, PCIE_ROOT, PCIE_SWITCH, AttributeValue
 
 RAIL = "dradriver.io/rail"
 
 _NETWORK = 0x02
-_GPU_CLASSES = frozenset({0x0300, 0x0302})
-"""VGA controller, and 3D controller, which data-centre GPUs are (PCI Code and ID Assignment Specification)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,7 @@ class Functions:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._known: dict[str, _Known] = {}
-        self._topology: Topology | None = None
+        self._sockets = NodeSockets(host)
 
     def read(self, with_links: Collection[str] = ()) -> dict[str, PCIFunction]:
         """Return the functions that are on the bus now, by address.
@@ -89,28 +95,27 @@ class Functions:
         virtual = {}
         if function.sriov:
             for number in range(self._host.read_int(f"{directory}/sriov_numvfs") or 0):
-                address = self._link(f"{directory}/virtfn{number}")
+                address = self._host.link_name(f"{directory}/virtfn{number}")
                 if address and pci_address(address):
                     virtual[number] = address
-        return replace(function, driver=self._link(f"{directory}/driver"), virtual=virtual)
+        return replace(function, driver=self._host.link_name(f"{directory}/driver") or "", virtual=virtual)
 
     def _learn(self, address: str, *, surely: bool) -> _Known:
         directory = f"{PCI_DIR}/{address}"
-        kind = self._hexadecimal(f"{directory}/class")
-        if kind is not None and kind >> 8 in _GPU_CLASSES:
+        kind = self._host.read_hex(f"{directory}/class")
+        if kind is not None and kind >> 8 in GPU_CLASSES:
             return _Known(None, pcie_switch(self._host, address) or pcie_root(self._host, address))
         if not surely and (kind is None or kind >> 16 != _NETWORK):
             return _Known(None, None)
         total = self._host.read_int(f"{directory}/sriov_totalvfs")
-        group = self._link(f"{directory}/iommu_group")
         ids = ("vendor", "device", "subsystem_vendor", "subsystem_device")
         return _Known(
             PCIFunction(
                 address=address,
-                kind=tuple(self._hexadecimal(f"{directory}/{name}") for name in ids),
-                place=self._place(address),
-                iommu_group=int(group) if group.isdecimal() else None,
-                physfn=pci_address(self._link(f"{directory}/physfn")),
+                kind=tuple(self._host.read_hex(f"{directory}/{name}") for name in ids),
+                place=pci_place(self._host, address, self._sockets),
+                iommu_group=iommu_group(self._host, address),
+                physfn=pci_address(self._host.link_name(f"{directory}/physfn") or ""),
                 sriov=SriovFacts(
                     total,
                     self._host.read_int(f"{directory}/sriov_offset"),
@@ -121,35 +126,6 @@ class Functions:
             ),
             None,
         )
-
-    def _place(self, address: str) -> dict[str, AttributeValue]:
-        node = self._host.read_int(f"{PCI_DIR}/{address}/numa_node")
-        found = {
-            PCIE_ROOT: pcie_root(self._host, address),
-            PCI_BUS_ID: address,
-            PCIE_SWITCH: pcie_switch(self._host, address),
-            NUMA_NODE: node if node is not None and node >= 0 else None,
-            SOCKET_ID: self._socket(node),
-        }
-        return {name: value for name, value in found.items() if value is not None}
-
-    def _socket(self, node: int | None) -> int | None:
-        if node is None or node < 0:
-            return None
-        if self._topology is None:
-            self._topology = read_topology(self._host)
-        cpus = next((one.cpus for one in self._topology.localities if one.node_id == node), CPUSet())
-        return self._topology.socket_of(cpus)
-
-    def _link(self, path: str) -> str:
-        target = self._host.read_link(path)
-        return target.rstrip("/").rpartition("/")[2] if target else ""
-
-    def _hexadecimal(self, path: str) -> int | None:
-        try:
-            return int(self._host.read_text(path) or "", 16)
-        except ValueError:
-            return None
 
 
 def virtual_address(physical: str, number: int, facts: SriovFacts) -> str | None:

@@ -22,8 +22,6 @@ INFINIBAND = 32
 LOOPBACK = 772
 """ARPHRD_LOOPBACK."""
 
-VFIO = "vfio-pci"
-
 _FUNCTION = re.compile(r"nic-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])(?:-port-[0-9]+)?")
 
 
@@ -109,7 +107,6 @@ class RdmaDevice:
 
     name: str
     char_devices: tuple[str, ...] = ()
-    node_guid: str = ""
     link_layers: tuple[str, ...] = ()
 
 
@@ -221,11 +218,6 @@ class NicInventory:
             if card.physical:
                 yield card.physical
             yield from card.virtual
-
-    def link_named(self, name: str) -> Link | None:
-        """Return the link of the host's namespace that has that name, or that alternative name."""
-        links = self.links.values()
-        return next((link for link in links if link.name == name or name in link.altnames), None)
 
 
 def names_of(name: str, link: Link | None, driver: str) -> tuple[str, ...]:

@@ -23,7 +23,9 @@ NLM_F_REQUEST = 0x001
 NLM_F_DUMP_INTR = 0x010
 NLM_F_DUMP = 0x300
 
-_HEADER = struct.Struct("=IHHII")
+HEADER = struct.Struct("=IHHII")
+"""struct nlmsghdr: length, type, flags, sequence number and port."""
+
 _ATTRIBUTE = struct.Struct("=HH")
 _TYPE_MASK = 0x3FFF
 """The two upper bits of an attribute's type say that it is nested, or in network byte order."""
@@ -91,23 +93,27 @@ class Netlink:
         raise AssertionError("unreachable")
 
     def _dump(self, kind: int, body: bytes) -> Iterator[bytes]:
-        number = next(self._sequence)
-        self.socket.send(
-            _HEADER.pack(_HEADER.size + len(body), kind, NLM_F_REQUEST | NLM_F_DUMP, number, 0) + body
-        )
         interrupted = False
+        for kind_now, flags, payload in self.answered(kind, body, NLM_F_DUMP):
+            interrupted |= bool(flags & NLM_F_DUMP_INTR)
+            if kind_now in {NLMSG_DONE, NLMSG_ERROR}:
+                _check(payload)
+                if interrupted:
+                    raise InterruptedListError
+                return
+            yield payload
+
+    def answered(self, kind: int, body: bytes, flags: int) -> Iterator[tuple[int, int, bytes]]:
+        """Send a request, and yield type, flags and body of each message in answer: the caller knows the last one.
+
+        Raises OSError, also where no answer comes.
+        """
+        number = next(self._sequence)
+        self.socket.send(HEADER.pack(HEADER.size + len(body), kind, NLM_F_REQUEST | flags, number, 0) + body)
         while True:
-            data = self.socket.recv(_RECEIVE_BYTES)
-            for kind_now, flags, sequence, payload in messages(data):
-                if sequence != number:
-                    continue  # of a dump that was given up
-                interrupted |= bool(flags & NLM_F_DUMP_INTR)
-                if kind_now in {NLMSG_DONE, NLMSG_ERROR}:
-                    _check(payload)
-                    if interrupted:
-                        raise InterruptedListError
-                    return
-                yield payload
+            for kind_now, flags_now, sequence, payload in messages(self.socket.recv(_RECEIVE_BYTES)):
+                if sequence == number:  # and not of a dump that was given up
+                    yield kind_now, flags_now, payload
 
 
 def _opened(protocol: int) -> socket.socket:
@@ -131,11 +137,11 @@ def _check(payload: bytes) -> None:
 def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
     """Yield type, flags, sequence number and body of each message in what was received; a broken rest is left."""
     at = 0
-    while at + _HEADER.size <= len(data):
-        length, kind, flags, sequence, _ = _HEADER.unpack_from(data, at)
-        if length < _HEADER.size or at + length > len(data):
+    while at + HEADER.size <= len(data):
+        length, kind, flags, sequence, _ = HEADER.unpack_from(data, at)
+        if length < HEADER.size or at + length > len(data):
             return
-        yield kind, flags, sequence, data[at + _HEADER.size : at + length]
+        yield kind, flags, sequence, data[at + HEADER.size : at + length]
         at += (length + 3) & ~3
 
 

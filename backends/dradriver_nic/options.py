@@ -9,6 +9,7 @@ import msgspec
 
 from dradriver.backend import Strict
 from dradriver.model import Quantity, shown
+from dradriver.model.names import check_absolute
 
 if TYPE_CHECKING:
     from dradriver.backend.select import Filter
@@ -58,12 +59,9 @@ class NicOptions(Strict, frozen=True, kw_only=True):
         """Refuse what is no amount or path, and a filter that cannot be read."""
         for pattern, text in self.bandwidths.items():
             bits_a_second(text, f"bandwidths[{shown(pattern)}]")
-        for name, path in (
-            ("networkNamespace", self.network_namespace or "/"),
-            ("runDirectory", self.run_directory),
-        ):
-            if not path.startswith("/") or "\0" in path or ".." in path.split("/"):
-                raise ValueError(f"{name}: an absolute path without '..' is expected, found {shown(path)}")
+        if self.network_namespace:
+            check_absolute(self.network_namespace, "networkNamespace")
+        check_absolute(self.run_directory, "runDirectory")
         try:
             self.filter()
         except ValueError as error:

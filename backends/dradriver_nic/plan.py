@@ -17,11 +17,11 @@ from dradriver.backend import (
     Step,
 )
 from dradriver.model import PCI_BUS_ID, AttributeValue, ClaimRef, NetworkData, shown
+from dradriver_nic.actuate.actuator import holder_of
 from dradriver_nic.actuate.found import Which
 from dradriver_nic.actuate.inpod import PodLink
-from dradriver_nic.config import MEGABIT
+from dradriver_nic.config import MEGABIT, PASSTHRU
 from dradriver_nic.inventory import NicInventory, RdmaDevice
-from dradriver_nic.options import NicOptions
 from dradriver_nic.plan_asked import (
     Asked,
     asked_of,
@@ -54,18 +54,13 @@ STEP_TYPES: tuple[type[Step[Any]], ...] = (
 _LINK_STATES = {"auto": 0, "enable": 1, "disable": 2}
 _TAG_PROTOCOLS = {"802.1q": 0x8100, "802.1ad": 0x88A8}
 
-_PASSTHRU = "passthru"
 
-
-def plan_nics(
-    request: Request, inventory: NicInventory, held: Mapping[str, ClaimRef], options: NicOptions
-) -> Plan:
+def plan_nics(request: Request, inventory: NicInventory, held: Mapping[str, ClaimRef]) -> Plan:
     """Return what gives a claim its network interfaces.
 
     A claim holds the addresses that it got from pools, the virtual functions that its shares are, the IOMMU groups that
     its programs have, and its links on shared cards. Raises PlanError.
     """
-    del options
     holds: set[str] = set()
     asked: list[Asked] = []
     for requested in request.devices:
@@ -96,7 +91,7 @@ def _pod_link(one: Asked, pool: tuple[str, ...], claim: ClaimRef) -> PodLink:
     if one.macvlan:
         if one.link is None:
             raise PlanError(f"device {one.name} has no network interface on the host")
-        owner = f"{claim.uid}/{one.index}"
+        owner = holder_of(claim.uid, one.index)
         return macvlan_link(one.config, one.link, pool, owner=owner, number=one.index)
     return moved_link(one.config, one.link, pool)
 
@@ -126,7 +121,7 @@ def _steps(
     function = one.function
     if one.macvlan and one.link and link:
         which = Which.of(one.link)
-        whole = one.config.macvlan_mode == _PASSTHRU
+        whole = one.config.macvlan_mode == PASSTHRU
         yield ShareCard(one.name, which, claim, one.index, one.bandwidth, "" if whole else link.mac)
         yield AddMacvlan(one.name, which, one.config.macvlan_mode, link)
     else:

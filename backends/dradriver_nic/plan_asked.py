@@ -6,13 +6,12 @@ from dataclasses import dataclass
 import msgspec
 
 from dradriver.backend import PlanError, Requested
+from dradriver.backend.vfio import VFIO
 from dradriver.model import ClaimRef, shown
-from dradriver_nic.config import MEGABIT, NicConfig, VirtualFunction
+from dradriver_nic.config import MEGABIT, PASSTHRU, NicConfig, VirtualFunction
 from dradriver_nic.devices import BANDWIDTH
-from dradriver_nic.inventory import VFIO, Card, Function, Link, NicInventory, RdmaDevice
+from dradriver_nic.inventory import Card, Function, Link, NicInventory, RdmaDevice
 from dradriver_nic.pool import hand_out
-
-_PASSTHRU = "passthru"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +193,13 @@ def holds_of(one: Asked, claim: ClaimRef, held: Mapping[str, ClaimRef], own: set
 def _macvlan_hold(one: Asked, claim: ClaimRef, held: Sequence[str]) -> str:
     """Return what a macvlan link holds. The kernel lets one of mode passthru have no other beside it."""
     prefix = f"macvlan:{one.name}:"
-    alone = f"{prefix}{_PASSTHRU}:"
+    alone = f"{prefix}{PASSTHRU}:"
     mode = one.config.macvlan_mode
-    if any(name.startswith(prefix if mode == _PASSTHRU else alone) for name in held):
+    if any(name.startswith(prefix if mode == PASSTHRU else alone) for name in held):
         raise PlanError(
             f"macvlanMode: the card {one.name} is shared with a link of mode passthru, which allows no other beside it"
         )
-    return f"{alone if mode == _PASSTHRU else prefix}{claim.uid}-{one.index}"
+    return f"{alone if mode == PASSTHRU else prefix}{claim.uid}-{one.index}"
 
 
 def from_pool(one: Asked, asked: Sequence[Asked], held: set[str]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from ipaddress import ip_address, ip_interface, ip_network
 from dradriver.backend import PlanError
 from dradriver.model import shown
 from dradriver_nic.actuate.inpod import PodLink, PodRoute, PodRule
-from dradriver_nic.config import Interface, NicConfig
+from dradriver_nic.config import PASSTHRU, Interface, NicConfig
 from dradriver_nic.inventory import ETHERNET, Link
 from dradriver_nic.sysctls import check_sysctl
 
@@ -38,7 +38,7 @@ def macvlan_link(config: NicConfig, card: Link, pool: Iterable[str], *, owner: s
     mtu = config.interface.mtu
     if mtu is not None and mtu > card.mtu:
         raise PlanError(f"interface.mtu: {mtu} is more than the card {card.name} has, which is {card.mtu}")
-    mac = card.mac if config.macvlan_mode == "passthru" else _mac_of(owner)
+    mac = card.mac if config.macvlan_mode == PASSTHRU else _mac_of(owner)
     addresses = (*config.interface.addresses, *pool)
     return _pod_link(config, addresses, name=f"net{number}", mac=mac, keep_routes=False)
 

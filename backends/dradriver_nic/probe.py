@@ -5,13 +5,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from dradriver.host import Host, pci_address
+from dradriver.backend.vfio import VFIO
+from dradriver.host import PCI_DIR, Host, pci_address
 from dradriver.host.pcipath import parse_pci_path
 from dradriver_nic.away import Away, Moved
-from dradriver_nic.functions import PCI_DIR, Functions, PCIFunction, place_of_virtual, virtual_address
+from dradriver_nic.functions import Functions, PCIFunction, place_of_virtual, virtual_address
 from dradriver_nic.inventory import (
     LOOPBACK,
-    VFIO,
     Card,
     Function,
     Link,

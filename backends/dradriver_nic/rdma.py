@@ -3,8 +3,7 @@
 Files: kernel, Documentation/ABI/stable/sysfs-class-infiniband, and sysfs-class-infiniband_verbs and -mad beside it.
 """
 
-from dradriver.host import Host
-from dradriver_nic.functions import PCI_DIR
+from dradriver.host import PCI_DIR, Host
 from dradriver_nic.inventory import RdmaDevice
 
 CHAR_DEVICES = "/dev/infiniband"
@@ -36,7 +35,6 @@ def rdma_devices(host: Host, address: str) -> tuple[RdmaDevice, ...]:
         RdmaDevice(
             name=name,
             char_devices=(*sorted(files[name]), *shared),
-            node_guid=host.read_text(f"{directory}/infiniband/{name}/node_guid") or "",
             link_layers=_link_layers(host, f"{directory}/infiniband/{name}/ports"),
         )
         for name in names

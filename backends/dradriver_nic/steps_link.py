@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dradriver.backend import BackendError, HostStep, Observed, Phase, TransientError, UnavailableError, Work
 from dradriver.model.text import plain
-from dradriver_nic.actuate import messages as m
+from dradriver_nic import messages as m
 from dradriver_nic.actuate.before import (
     NUMBERS,
     Before,
@@ -19,7 +19,7 @@ from dradriver_nic.actuate.before import (
 from dradriver_nic.actuate.features import Features, by_kernel_names
 from dradriver_nic.actuate.found import Seen, Which, by_index, find, links_in, named
 from dradriver_nic.actuate.inpod import PodLink, configure, deconfigure
-from dradriver_nic.actuate.podspace import PodSpace, living, pod_of
+from dradriver_nic.actuate.podspace import PodSpace, pod_of, pod_of_facts
 from dradriver_nic.actuate.restore import Restorer, route_request
 from dradriver_nic.actuate.rtnl import RefusedError, Rtnl, telling, why
 from dradriver_nic.away import Moved
@@ -33,9 +33,6 @@ log = logging.getLogger(__name__)
 
 _ANY_NAME = "nic%d"
 """What a link is called that comes back while another one has its name; the kernel puts in a number that is free."""
-
-_RTM_TABLE = 4
-"""Where the table stands in struct rtmsg."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ class MoveLink(HostStep["NicBackend"]):
                     as_it_is = self._record(backend, work, home, seen, pod)
                     _note(backend, self.device, as_it_is)
                     self._move(home, seen, as_it_is, pod)
-            before = self._recorded(backend, work)
+            before = decoded(work)
             if before is None:
                 raise BackendError(f"{self.device}: its network interface is not on the host")
             if not seen:
@@ -89,19 +86,19 @@ class MoveLink(HostStep["NicBackend"]):
 
     def _record(self, backend: "NicBackend", work: Work, home: Rtnl, seen: Seen, pod: PodSpace) -> Before:
         """Record how the link is, unless that is known from before, and where it goes."""
-        known = self._recorded(backend, work)
+        known = decoded(work)
         if known and work.facts.get("netns") == pod.number:
             return known
         namespace = backend.actuator.namespace
         before = known
         if before is None:
-            before = inside(namespace, lambda: self._read(backend, home, seen))
+            before = inside(namespace, lambda: self._read(home, seen))
         work.record({"before": encoded(before), "netns": pod.number, "file": work.netns})
         return before
 
-    def _read(self, backend: "NicBackend", home: Rtnl, seen: Seen) -> Before:
+    def _read(self, home: Rtnl, seen: Seen) -> Before:
         """Return how the link is, in a thread that is on the host."""
-        before = read_before(home, backend.host, seen, self.link)
+        before = read_before(home, seen, self.link)
         if self.link is None:
             before = replace(before, link=replace(before.link, function=self.address or None))
         return self._with_features(before)
@@ -142,7 +139,7 @@ class MoveLink(HostStep["NicBackend"]):
         number = work.facts.get("netns")
         if number in {None, pod.number}:
             return
-        first = living(int(number), [str(work.facts.get("file", ""))], backend.host)
+        first = pod_of_facts(work, backend.host)
         if first is None:
             raise TransientError(
                 f"{self.device}: its network interface has not come back from the last pod yet"
@@ -195,7 +192,7 @@ class MoveLink(HostStep["NicBackend"]):
 
     def revert(self, backend: "NicBackend", work: Work) -> None:
         """Bring it back, from wherever it is, and make it what it was."""
-        before = self._recorded(backend, work)
+        before = decoded(work)
         if before is None:
             backend.away.discard(self.device)
             return
@@ -216,8 +213,7 @@ class MoveLink(HostStep["NicBackend"]):
 
     def _fetch(self, backend: "NicBackend", work: Work, before: Before) -> None:
         """Move the link from the pod's network namespace to the host's, where it is there still."""
-        number = int(work.facts.get("netns") or 0)
-        pod = living(number, [work.netns, str(work.facts.get("file") or "")], backend.host)
+        pod = pod_of_facts(work, backend.host)
         if pod is None:
             return
         with pod, PodSpace(backend.actuator.home_file()) as home, pod.rtnl() as rtnl:
@@ -258,7 +254,7 @@ class MoveLink(HostStep["NicBackend"]):
     def observe(self, backend: "NicBackend", work: Work) -> Observed:
         """Look where it is. What is in a pod is noted, so that it stays published."""
         try:
-            before = self._recorded(backend, work)
+            before = decoded(work)
             if before is None:
                 return Observed.UNDONE
             return self._observed(backend, work, before)
@@ -269,8 +265,7 @@ class MoveLink(HostStep["NicBackend"]):
         with backend.actuator.home() as home:
             if find(home, self.which):
                 return Observed.UNDONE
-        number = int(work.facts.get("netns") or 0)
-        pod = living(number, [work.netns, str(work.facts.get("file") or "")], backend.host)
+        pod = pod_of_facts(work, backend.host)
         if pod is None:
             return Observed.PARTIAL if self._is_expected(backend) else Observed.UNDONE
         with pod, pod.rtnl() as rtnl:
@@ -287,9 +282,6 @@ class MoveLink(HostStep["NicBackend"]):
             (one for one in links_in(rtnl) if self.which.fits_inside(one, before.link, before.base, name)),
             None,
         )
-
-    def _recorded(self, backend: "NicBackend", work: Work) -> Before | None:
-        return decoded(work.facts, backend.host.boot_id() or "")
 
 
 def _bring_home(rtnl: Rtnl, seen: Seen, before: Before, fd: int) -> None:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from dradriver.backend import BackendError, HostStep, Observed, Phase, UnavailableError, Work
 from dradriver.model.text import plain
-from dradriver_nic.actuate import messages as m
+from dradriver_nic import messages as m
 from dradriver_nic.actuate import shaping
+from dradriver_nic.actuate.actuator import holder_of
 from dradriver_nic.actuate.found import Seen, Which, by_index, find, links_in, named
 from dradriver_nic.actuate.inpod import PodLink, configure, deconfigure
-from dradriver_nic.actuate.podspace import PodSpace, living, pod_of
+from dradriver_nic.actuate.podspace import PodSpace, pod_of, pod_of_facts
 from dradriver_nic.actuate.rtnl import (
     NLM_F_CREATE,
     NLM_F_EXCL,
@@ -56,7 +57,7 @@ class ShareCard(HostStep["NicBackend"]):
 
     @property
     def _holder(self) -> str:
-        return f"{self.claim}/{self.index}"
+        return holder_of(self.claim, self.index)
 
     @property
     def _digest(self) -> str:
@@ -73,22 +74,14 @@ class ShareCard(HostStep["NicBackend"]):
 
     def apply(self, backend: "NicBackend", work: Work) -> None:
         """Set the card up, make the queues, and have its packets take that way."""
-        settings = backend.actuator.settings
-        with telling(f"{self.device} cannot be shared"), backend.actuator.home() as home:
+        actuator = backend.actuator
+        with telling(f"{self.device} cannot be shared"), actuator.home() as home:
             card = self._card(home)
             if card is None:
                 raise BackendError(f"{self.device}: its network interface is not on the host")
-            if work.facts.get("boot") is None:
-                work.record({"boot": backend.host.boot_id() or ""})
             index = card.index
-            settings.take(
-                f"{self.device}.up",
-                self._holder,
-                True,
-                read=lambda: card.link.up,
-                change=lambda is_up: home.change(m.RTM_NEWLINK, m.up(index, is_up=is_up)),
-            )
-            settings.take(
+            actuator.take_up(home, card, self.device, self._holder)
+            actuator.settings.take(
                 f"{self.device}.{shaping.CLSACT}",
                 self._holder,
                 True,
@@ -96,7 +89,7 @@ class ShareCard(HostStep["NicBackend"]):
                 change=lambda _: self._hang(home, index),
             )
             queues = {parent: self._make_queue(home, parent) for parent in _DIRECTIONS}
-            with backend.actuator.lock(self.device):
+            with actuator.lock(self.device):
                 there = {one.parent for one in shaping.filters(home, index) if one.tag == self._tag}
                 for parent in set(_DIRECTIONS) - there:
                     body = shaping.redirection(index, parent, self.mac, queues[parent], self._tag)
@@ -123,20 +116,20 @@ class ShareCard(HostStep["NicBackend"]):
 
     def revert(self, backend: "NicBackend", work: Work) -> None:
         """Take filters and queues away, and leave the card as it was where nobody else shares it."""
-        settings = backend.actuator.settings
-        with telling(f"{self.device}: its limits cannot be taken away"), backend.actuator.home() as home:
+        actuator = backend.actuator
+        with telling(f"{self.device}: its limits cannot be taken away"), actuator.home() as home:
             card = self._card(home)
             if card:
-                with backend.actuator.lock(self.device):
+                with actuator.lock(self.device):
                     shaping.remove_filters(home, card.index, self._tag)
             for parent in _DIRECTIONS:
                 queue = named(home, self._queue(parent))
                 if queue and queue.link.kind == _IFB:
                     home.change(m.RTM_DELLINK, m.link(queue.index))
-            settings.leave(
+            actuator.settings.leave(
                 f"{self.device}.{shaping.CLSACT}", self._holder, lambda before: _unhang(home, card, before)
             )
-            settings.leave(f"{self.device}.up", self._holder, lambda before: _set_back(home, card, before))
+            actuator.let_down(home, card, self.device, self._holder)
 
     def observe(self, backend: "NicBackend", work: Work) -> Observed:
         """Look for the filters and the queues."""
@@ -166,12 +159,6 @@ def _unhang(home: Rtnl, card: Seen | None, before: bool) -> bool:
         if any(shaping.filters(home, card.index)):
             return False
         home.change(shaping.RTM_DELQDISC, shaping.clsact(card.index))
-    return True
-
-
-def _set_back(home: Rtnl, card: Seen | None, before: bool) -> bool:
-    if card and not before:
-        home.change(m.RTM_NEWLINK, m.up(card.index, is_up=False))
     return True
 
 
@@ -207,8 +194,7 @@ class AddMacvlan(HostStep["NicBackend"]):
                 if card is None:
                     raise BackendError(f"{self.device}: its network interface is not on the host")
                 if work.facts.get("netns") != pod.number:
-                    boot = backend.host.boot_id() or ""
-                    work.record({"netns": pod.number, "file": work.netns, "card": card.index, "boot": boot})
+                    work.record({"netns": pod.number, "file": work.netns, "card": card.index})
                 inside(pod.path, lambda: self._in_pod(home, card, pod))
 
     def _in_pod(self, home: Rtnl, card: Seen, pod: PodSpace) -> None:
@@ -270,7 +256,7 @@ class AddMacvlan(HostStep["NicBackend"]):
 
     def _refuse_elsewhere(self, backend: "NicBackend", work: Work, pod: PodSpace) -> None:
         """Refuse a second pod: two links of one address on a card would take each other's packets."""
-        first = self._pod(backend, work)
+        first = pod_of_facts(work, backend.host)
         if first is None:
             return
         with first, first.rtnl() as rtnl:
@@ -281,19 +267,19 @@ class AddMacvlan(HostStep["NicBackend"]):
 
     def revert(self, backend: "NicBackend", work: Work) -> None:
         """Remove it, where the pod's network namespace is not gone with it already."""
-        pod = self._pod(backend, work)
+        pod = pod_of_facts(work, backend.host)
         if pod:
             with pod, pod.rtnl() as rtnl, telling(f"{self.device}: its link in the pod cannot be removed"):
                 for seen in self._found(rtnl, work):
                     rtnl.change(m.RTM_DELLINK, m.link(seen.index))
                 deconfigure(rtnl, self.wanted)
         if work.facts.get("netns"):
-            forget(work, "netns", "file", "card", "boot")
+            forget(work, "netns", "file", "card")
 
     def observe(self, backend: "NicBackend", work: Work) -> Observed:
         """Look for it in the pod."""
         try:
-            pod = self._pod(backend, work)
+            pod = pod_of_facts(work, backend.host)
             if pod is None:
                 return Observed.UNDONE
             with pod, pod.rtnl() as rtnl:
@@ -305,13 +291,6 @@ class AddMacvlan(HostStep["NicBackend"]):
         return (
             Observed.DONE if found[0].link.name == self.wanted.name and found[0].link.up else Observed.PARTIAL
         )
-
-    def _pod(self, backend: "NicBackend", work: Work) -> PodSpace | None:
-        """Return the namespace that the link was made in, where that lives."""
-        if work.facts.get("boot") != (backend.host.boot_id() or ""):
-            return None
-        number = int(work.facts.get("netns") or 0)
-        return living(number, [work.netns, str(work.facts.get("file") or "")], backend.host)
 
     def _found(self, rtnl: Rtnl, work: Work) -> list[Seen]:
         card = int(work.facts.get("card") or 0)

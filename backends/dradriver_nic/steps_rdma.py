@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dradriver.backend import BackendError, HostStep, Observed, Phase, TransientError, UnavailableError, Work
-from dradriver_nic.actuate.podspace import PodSpace, living, pod_of
+from dradriver.host import PCI_DIR
+from dradriver_nic.actuate.podspace import PodSpace, pod_of, pod_of_facts
 from dradriver_nic.actuate.rdmanl import RdmaNetlink, RdmaSeen
 from dradriver_nic.actuate.rtnl import telling, why
 from dradriver_nic.away import Moved
-from dradriver_nic.functions import PCI_DIR
 from dradriver_nic.inventory import RdmaDevice
 from dradriver_nic.rdma import rdma_devices
 from dradriver_nic.steps_link import forget
@@ -79,7 +79,6 @@ class MoveRdma(HostStep["NicBackend"]):
                 "moved": [[number, msgspec.to_builtins(device)] for number, device in known.items()],
                 "netns": pod.number,
                 "file": work.netns,
-                "boot": backend.host.boot_id() or "",
             }
         )
         self._note(backend, work)
@@ -94,7 +93,7 @@ class MoveRdma(HostStep["NicBackend"]):
 
     def revert(self, backend: "NicBackend", work: Work) -> None:
         """Bring them back, under the names that they had."""
-        if self._is_known(backend, work) and backend.host.exists("sys/module/ib_core"):
+        if _is_known(work) and backend.host.exists("sys/module/ib_core"):
             with telling(f"{self._what} cannot be brought back"):
                 self._fetch(backend, work)
                 with backend.actuator.rdma() as home:
@@ -106,7 +105,7 @@ class MoveRdma(HostStep["NicBackend"]):
                 if missing and backend.host.list_dir(f"{PCI_DIR}/{self.address}/infiniband_verbs"):
                     raise TransientError(f"{self._what} has not come back yet")
         if work.facts.get("moved"):
-            forget(work, "moved", "netns", "file", "boot")
+            forget(work, "moved", "netns", "file")
         moved = backend.away.moved.get(self.device)
         if moved and moved.link:
             backend.away.add(self.device, replace(moved, rdma=()))
@@ -114,7 +113,7 @@ class MoveRdma(HostStep["NicBackend"]):
             backend.away.discard(self.device)
 
     def _fetch(self, backend: "NicBackend", work: Work) -> None:
-        pod = self._pod(backend, work)
+        pod = pod_of_facts(work, backend.host)
         if pod is None:
             return
         numbers = {number for number, _ in _recorded(work)}
@@ -125,13 +124,13 @@ class MoveRdma(HostStep["NicBackend"]):
 
     def observe(self, backend: "NicBackend", work: Work) -> Observed:
         """Look where they are. What is in a pod is noted, so that it stays published."""
-        if not self._is_known(backend, work):
+        if not _is_known(work):
             return Observed.UNDONE
         numbers = {number for number, _ in _recorded(work)}
         try:
             with backend.actuator.rdma() as home:
                 here = numbers & {one.index for one in home.devices()}
-            pod = self._pod(backend, work)
+            pod = pod_of_facts(work, backend.host)
             if pod is None:
                 return Observed.UNDONE if here == numbers else Observed.PARTIAL
             with pod, backend.actuator.rdma(pod) as inside:
@@ -144,13 +143,10 @@ class MoveRdma(HostStep["NicBackend"]):
             return Observed.DONE
         return Observed.UNDONE if here == numbers else Observed.PARTIAL
 
-    def _is_known(self, backend: "NicBackend", work: Work) -> bool:
-        """Return whether they were moved since the last reboot."""
-        return bool(work.facts.get("moved")) and work.facts.get("boot") == (backend.host.boot_id() or "")
 
-    def _pod(self, backend: "NicBackend", work: Work) -> PodSpace | None:
-        number = int(work.facts.get("netns") or 0)
-        return living(number, [work.netns, str(work.facts.get("file") or "")], backend.host)
+def _is_known(work: Work) -> bool:
+    """Return whether they were moved since the last reboot."""
+    return bool(work.facts.get("moved")) and not work.rebooted
 
 
 def _recorded(work: Work) -> Iterator[tuple[int, RdmaDevice]]:

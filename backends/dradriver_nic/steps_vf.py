@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dradriver.backend import BackendError, HostStep, Observed, TransientError, UnavailableError, Work
+from dradriver.host import PCI_DIR
 from dradriver.model.text import plain
-from dradriver_nic.actuate import messages as m
+from dradriver_nic import messages as m
 from dradriver_nic.actuate import sriov
+from dradriver_nic.actuate.actuator import holder_of
 from dradriver_nic.actuate.before import FAMILIES, addresses_on, is_given, read_before
 from dradriver_nic.actuate.found import Seen, Which, find, links_in
 from dradriver_nic.actuate.restore import Restorer
 from dradriver_nic.actuate.rtnl import RefusedError, Rtnl, telling, why
-from dradriver_nic.inventory import RdmaDevice, VFSettings
+from dradriver_nic.inventory import RdmaDevice, VFSettings, function_name
 from dradriver_nic.netns import inside
 from dradriver_nic.rdma import rdma_devices
 
@@ -63,7 +65,7 @@ class CreateVFs(HostStep["NicBackend"]):
 
     @property
     def _holder(self) -> str:
-        return f"{self.claim}/{self.index}"
+        return holder_of(self.claim, self.index)
 
     def apply(self, backend: "NicBackend", work: Work) -> None:
         """Make them, unless they are there, and wait for this one."""
@@ -76,7 +78,9 @@ class CreateVFs(HostStep["NicBackend"]):
                 read=lambda: self._idle_count(backend, home),
                 change=lambda count: self._change(backend, count),
             )
-            self._take_up(backend, home)
+            card = self._card(home)
+            if card:  # without its link up many have no virtual function pass anything
+                actuator.take_up(home, card, function_name(self.card), self._holder)
             found = self._settled(backend, home, work.stop)
         work.record(found)
 
@@ -101,20 +105,6 @@ class CreateVFs(HostStep["NicBackend"]):
                 "be in use"
             )
         backend.actuator.sriov.set_count(self.card, count)
-
-    def _take_up(self, backend: "NicBackend", home: Rtnl) -> None:
-        """Set the card up: without that many have no virtual function pass anything."""
-        card = self._card(home)
-        if card is None:
-            return
-        index = card.index
-        backend.actuator.settings.take(
-            f"{self.card}.up",
-            self._holder,
-            True,
-            read=lambda: card.link.up,
-            change=lambda is_up: home.change(m.RTM_NEWLINK, m.up(index, is_up=is_up)),
-        )
 
     def _settled(self, backend: "NicBackend", home: Rtnl, stop: threading.Event) -> dict[str, Any]:
         """Wait until the virtual function is on the bus and its driver has made its link. Return what it is."""
@@ -150,20 +140,14 @@ class CreateVFs(HostStep["NicBackend"]):
         """Remove them all, where this was the last one in use."""
         actuator = backend.actuator
         with telling(f"{self.card}: its virtual functions cannot be removed"), actuator.home() as home:
-            actuator.settings.leave(f"{self.card}.up", self._holder, lambda before: self._down(home, before))
+            actuator.let_down(home, self._card(home), function_name(self.card), self._holder)
             actuator.settings.leave(
                 self._setting, self._holder, lambda before: self._remove(backend, home, before)
             )
 
-    def _down(self, home: Rtnl, before: bool) -> bool:
-        card = self._card(home)
-        if card and not before:
-            home.change(m.RTM_NEWLINK, m.up(card.index, is_up=False))
-        return True
-
     def _remove(self, backend: "NicBackend", home: Rtnl, before: int) -> bool:
         """Remove all virtual functions where there were none. Where somebody else uses one they stay."""
-        if not backend.host.exists(f"sys/bus/pci/devices/{self.card}"):
+        if not backend.host.exists(f"{PCI_DIR}/{self.card}"):
             return True
         now = backend.actuator.sriov.count(self.card)
         if before or not now:
@@ -280,17 +264,16 @@ class SetVF(HostStep["NicBackend"]):
             if card is None or now is None:
                 raise BackendError(f"{self.device}: {self.card} does not show virtual function {self.number}")
             if not work.facts.get("before"):
-                boot = backend.host.boot_id() or ""
                 own = self._link(home)
                 own_mac = own.link.mac if own else ""
-                work.record({"before": msgspec.to_builtins(now), "mac": own_mac, "boot": boot})
+                work.record({"before": msgspec.to_builtins(now), "mac": own_mac})
             for what, body in sriov.changes(card.index, now, self._wanted(now)):
                 with telling(f"{self.device}: {what} cannot be set by {plain(card.link.name)}"):
                     home.change(m.RTM_SETLINK, body)
 
     def revert(self, backend: "NicBackend", work: Work) -> None:
         """Set it back. What the driver does not take back is told in the log."""
-        before = self._before(backend, work)
+        before = self._before(work)
         if before is None:
             return
         with telling(f"{self.device} cannot be set back"), backend.actuator.home() as home:
@@ -305,12 +288,12 @@ class SetVF(HostStep["NicBackend"]):
                     log.warning("%s: %s is not restored: %s", self.device, what, why(error))
             if self.mac:
                 mac = str(work.facts.get("mac") or "")
-                inside(backend.actuator.namespace, lambda: self._restore_mac(backend, home, mac))
+                inside(backend.actuator.namespace, lambda: self._restore_mac(home, mac))
 
     def _link(self, home: Rtnl) -> Seen | None:
         return find(home, Which(bus="pci", device=self.function)) if self.function else None
 
-    def _restore_mac(self, backend: "NicBackend", home: Rtnl, mac: str) -> None:
+    def _restore_mac(self, home: Rtnl, mac: str) -> None:
         """Give the function's own link its address back, which it cannot take while the card says another."""
         seen = self._link(home)
         if seen is None or not mac or seen.link.mac == mac:
@@ -319,7 +302,7 @@ class SetVF(HostStep["NicBackend"]):
             home.change(m.RTM_NEWLINK, m.link(seen.index, m.mac(mac)))
         except RefusedError:
             # Some drivers take an address only while the link is down, which loses routes and IPv6 addresses.
-            now = read_before(home, backend.host, seen)
+            now = read_before(home, seen)
             home.change(m.RTM_NEWLINK, m.up(seen.index, is_up=False))
             Restorer(home, replace(now, link=replace(now.link, mac=mac))).restore(seen)
 
@@ -353,9 +336,9 @@ class SetVF(HostStep["NicBackend"]):
     def _now(self, card: Seen | None) -> VFSettings | None:
         return next((one for one in card.link.vfs if one.number == self.number), None) if card else None
 
-    def _before(self, backend: "NicBackend", work: Work) -> VFSettings | None:
+    def _before(self, work: Work) -> VFSettings | None:
         recorded = work.facts.get("before")
-        if not recorded or work.facts.get("boot") != (backend.host.boot_id() or ""):
+        if not recorded or work.rebooted:
             return None
         try:
             return msgspec.convert(recorded, VFSettings)

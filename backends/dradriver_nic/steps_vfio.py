@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from dradriver.backend import BackendError, HostStep, Observed, TransientError, UnavailableError, Work
 from dradriver.backend.vfio import VFIO
-from dradriver.model.text import plain
 from dradriver_nic.actuate.before import decoded, encoded, read_before
 from dradriver_nic.actuate.found import Which, find
 from dradriver_nic.actuate.restore import Restorer
@@ -17,9 +16,6 @@ from dradriver_nic.netns import inside
 
 if TYPE_CHECKING:
     from dradriver_nic.backend import NicBackend
-
-_HARMLESS = frozenset({"", VFIO, "pci-stub"})
-"""Drivers with which an IOMMU group is viable."""
 
 _SETTLE_SECONDS = 10.0
 _POLL_SECONDS = 0.02
@@ -48,14 +44,14 @@ class BindVfio(HostStep["NicBackend"]):
         vfio = backend.actuator.vfio
         if not vfio.is_there(self.address):
             raise BackendError(f"{self.device} is not on the bus")
-        self._check_group(backend)
+        ours = {self.address, *self.companions}
+        vfio.check_viable(self.address, lambda one: one.address in ours, self.device)
         if "driver" not in work.facts:
             self._record(backend, work)
         backend.away.add(self.device, Moved())
         vfio.bind(self.address, VFIO, VFIO)
+        vfio.check_node(self.address, self.device)
         group = vfio.group(self.address)
-        if not backend.host.exists(f"dev/vfio/{group}"):
-            raise TransientError(f"{self.device}: device node /dev/vfio/{group} is not there yet")
         if work.facts.get("group") != group:
             work.record({"group": group})
 
@@ -63,44 +59,23 @@ class BindVfio(HostStep["NicBackend"]):
         vfio, actuator = backend.actuator.vfio, backend.actuator
         with telling(f"{self.device} cannot be bound to {VFIO}"), actuator.home() as home:
             seen = find(home, self.which)
-            before = (
-                inside(actuator.namespace, lambda: read_before(home, backend.host, seen)) if seen else None
-            )
+            before = inside(actuator.namespace, lambda: read_before(home, seen)) if seen else None
         work.record(
             {
-                "boot": backend.host.boot_id() or "",
                 "driver": vfio.driver(self.address),
                 "override": vfio.override(self.address),
                 "before": encoded(before) if before else None,
             }
         )
 
-    def _check_group(self, backend: "NicBackend") -> None:
-        """See that nobody else has something of its IOMMU group."""
-        vfio = backend.actuator.vfio
-        strangers = [
-            one
-            for one in vfio.members(self.address)
-            if not (
-                one.address in {self.address, *self.companions} or one.is_bridge or one.driver in _HARMLESS
-            )
-        ]
-        if strangers:
-            named = ", ".join(f"{one.address} (driver {plain(one.driver)})" for one in strangers)
-            raise BackendError(
-                f"{self.device}: its IOMMU group {vfio.group(self.address)} is not viable: it also has {named}, which "
-                "would have to be given away with it"
-            )
-
     def revert(self, backend: "NicBackend", work: Work) -> None:
         """Bind it to the driver that it had, and make its network interface what it was."""
         vfio = backend.actuator.vfio
         driver = str(work.facts.get("driver") or "")
-        same_boot = work.facts.get("boot") == (backend.host.boot_id() or "")
-        if "driver" in work.facts and same_boot and vfio.is_there(self.address):
+        if "driver" in work.facts and not work.rebooted and vfio.is_there(self.address):
             now = vfio.driver(self.address)
             if now == VFIO != driver:
-                vfio.check_free(f"/dev/vfio/{vfio.group(self.address)}")
+                vfio.check_free(vfio.node(self.address))
             if now in {VFIO, "", driver}:
                 vfio.bind(self.address, driver, str(work.facts.get("override") or ""))
             self._restore_link(backend, work)
@@ -108,7 +83,7 @@ class BindVfio(HostStep["NicBackend"]):
 
     def _restore_link(self, backend: "NicBackend", work: Work) -> None:
         """Wait for the network interface that the driver makes, and restore what it was."""
-        before = decoded(work.facts, backend.host.boot_id() or "")
+        before = decoded(work)
         if before is None:
             return
         end = time.monotonic() + _SETTLE_SECONDS

@@ -17,7 +17,8 @@ from pathlib import Path
 from dradriver.backend import UnavailableError
 from dradriver.host import UeventMonitor, UeventsUnavailableError
 from dradriver.model.text import plain
-from dradriver_nic.kernel import RTM_NEWROUTE, is_default_route, kind_and_name
+from dradriver_nic import messages as m
+from dradriver_nic.kernel import is_default_route, kind_and_name
 from dradriver_nic.netlink import messages
 from dradriver_nic.netns import inside
 
@@ -28,12 +29,6 @@ LIMIT_SECONDS = 0.1
 
 _GROUPS = sum(1 << (number - 1) for number in (1, 5, 7, 9, 11))
 """RTNLGRP_LINK, _IPV4_IFADDR, _IPV4_ROUTE, _IPV6_IFADDR and _IPV6_ROUTE."""
-
-_RTM_NEWLINK = 16
-_RTM_DELLINK = 17
-_RTM_NEWADDR = 20
-_RTM_DELADDR = 21
-_RTM_DELROUTE = RTM_NEWROUTE + 1
 
 _SO_RCVBUFFORCE = 33
 _BUFFER_BYTES = 4 << 20
@@ -130,14 +125,14 @@ class LinkWatch:
 
     def _why(self, kind: int, body: bytes) -> str:
         """Return what happened, where it may say something of a card."""
-        if kind in {_RTM_NEWLINK, _RTM_DELLINK}:
+        if kind in {m.RTM_NEWLINK, m.RTM_DELLINK}:
             of, name = kind_and_name(body)
             if of in _OF_PODS and of not in self.kinds:
                 return ""
-            return f"link {plain(name)} {'changed' if kind == _RTM_NEWLINK else 'is gone'}"
-        if kind in {_RTM_NEWADDR, _RTM_DELADDR}:
+            return f"link {plain(name)} {'changed' if kind == m.RTM_NEWLINK else 'is gone'}"
+        if kind in {m.RTM_NEWADDR, m.RTM_DELADDR}:
             return "an address changed"
-        if kind in {RTM_NEWROUTE, _RTM_DELROUTE} and is_default_route(body):
+        if kind in {m.RTM_NEWROUTE, m.RTM_DELROUTE} and is_default_route(body):
             return "a default route changed"
         return ""
 

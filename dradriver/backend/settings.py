@@ -28,6 +28,11 @@ class _State:
     holders: dict[str, Any] = field(default_factory=dict)
 
 
+def holder(claim: str, index: int) -> str:
+    """Return the name under which device `index` of a claim, by its UID, holds settings."""
+    return f"{claim}/{index}"
+
+
 class Settings:
     """The settings of all hardware of a backend. Safe from all threads; values are plain JSON types."""
 

@@ -42,12 +42,15 @@ class Work:
     stop      set when the call's time is over or the daemon stops: long waits must look at it
     netns     for a step of phase sandbox: file of the pod's network namespace, which the engine keeps open meanwhile;
               empty where there is none, as for a pod in the host's network, and where it is gone already
+    rebooted  the machine was started anew since the step was applied: what lives in the kernel or in a device's memory
+              is gone with what was below /run, and what is found there now is nobody's to undo
     """
 
     facts: Mapping[str, Any]
     record: Callable[[Mapping[str, Any]], None]
     stop: threading.Event = field(default_factory=threading.Event)
     netns: str = ""
+    rebooted: bool = False
 
 
 class Step(ABC, Generic[B]):

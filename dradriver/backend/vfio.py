@@ -9,18 +9,18 @@ Unbinding waits in the kernel until nobody has the device open, so that who has 
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dradriver.backend.errors import BackendError, TransientError
-from dradriver.host import Host
+from dradriver.host import PCI_DIR, Host, iommu_group
+from dradriver.host.pci import BRIDGE
 from dradriver.model.text import plain
 
 VFIO = "vfio-pci"
 
-_DEVICES = "sys/bus/pci/devices"
 _GROUPS = "sys/kernel/iommu_groups"
-_BRIDGE = 0x06
+_HARMLESS = frozenset({"", VFIO, "pci-stub"})
 _NAMED = 5
 _SETTLE_SECONDS = 2.0
 
@@ -49,18 +49,15 @@ class Vfio:
 
     def is_there(self, address: str) -> bool:
         """Return whether a function is on the bus."""
-        return self._host.exists(f"{_DEVICES}/{address}")
+        return self._host.exists(f"{PCI_DIR}/{address}")
 
     def driver(self, address: str) -> str:
         """Return the driver that a function is bound to; empty for none."""
-        target = self._host.read_link(f"{_DEVICES}/{address}/driver")
-        return target.rstrip("/").rpartition("/")[2] if target else ""
+        return self._host.link_name(f"{PCI_DIR}/{address}/driver") or ""
 
     def group(self, address: str) -> int | None:
         """Return the number of a function's IOMMU group; None without an IOMMU."""
-        target = self._host.read_link(f"{_DEVICES}/{address}/iommu_group")
-        name = target.rstrip("/").rpartition("/")[2] if target else ""
-        return int(name) if name.isdecimal() else None
+        return iommu_group(self._host, address)
 
     def members(self, address: str) -> tuple[Function, ...]:
         """Return all functions of a function's group, itself among them. Raises BackendError without a group."""
@@ -73,11 +70,35 @@ class Vfio:
         return tuple(Function(name, self.driver(name), self._is_bridge(name)) for name in names)
 
     def _is_bridge(self, address: str) -> bool:
-        try:
-            kind = int(self._host.read_text(f"{_DEVICES}/{address}/class") or "", 16)
-        except ValueError:
-            return False
-        return kind >> 16 == _BRIDGE
+        return (self._host.read_hex(f"{PCI_DIR}/{address}/class") or 0) >> 16 == BRIDGE
+
+    def check_viable(
+        self, address: str, is_ours: Callable[[Function], bool], who: str
+    ) -> tuple[Function, ...]:
+        """Return all functions of a function's group, none of which somebody else has. Raises BackendError.
+
+        is_ours   whether a function goes the same way, whatever its driver is now
+        who       what the function is of, for people
+        """
+        members = self.members(address)
+        strangers = [one for one in members if not (one.is_bridge or one.driver in _HARMLESS or is_ours(one))]
+        if strangers:
+            named = ", ".join(f"{one.address} (driver {plain(one.driver)})" for one in strangers)
+            raise BackendError(
+                f"{who}: its IOMMU group {self.group(address)} is not viable: it also has {named}, which would have to "
+                "be given away with it"
+            )
+        return members
+
+    def node(self, address: str) -> str:
+        """Return the device node of a function's group."""
+        return f"/dev/vfio/{self.group(address)}"
+
+    def check_node(self, address: str, who: str) -> None:
+        """Raise TransientError where the device node of a function's group is not there. `who` as above."""
+        node = self.node(address)
+        if not self._host.exists(node):
+            raise TransientError(f"{who}: device node {node} is not there yet")
 
     def holders(self, node: str) -> tuple[str, ...]:
         """Return the processes that have a device node open, as `name (number)`, as far as they are seen here."""
@@ -104,7 +125,7 @@ class Vfio:
 
     def override(self, address: str) -> str:
         """Return which driver alone may have a function; empty for whichever wants it."""
-        text = self._host.read_text(f"{_DEVICES}/{address}/driver_override") or ""
+        text = self._host.read_text(f"{PCI_DIR}/{address}/driver_override") or ""
         return "" if text == "(null)" else text
 
     def bind(self, address: str, driver: str, override: str = "") -> None:
@@ -125,7 +146,7 @@ class Vfio:
         # The override keeps all other drivers from the function, whoever looks for new devices meanwhile.
         self._override(address, driver)
         if self.driver(address):
-            self._write(f"{_DEVICES}/{address}/driver/unbind", address)
+            self._write(f"{PCI_DIR}/{address}/driver/unbind", address)
             self._wait(address, "")
         if driver:
             with contextlib.suppress(BackendError):  # a driver that refuses it: told below
@@ -142,7 +163,7 @@ class Vfio:
             raise BackendError(f"{address} was not taken by {plain(driver) or 'no driver'}: {now}")
 
     def _override(self, address: str, driver: str) -> None:
-        self._write(f"{_DEVICES}/{address}/driver_override", f"{driver}\n")
+        self._write(f"{PCI_DIR}/{address}/driver_override", f"{driver}\n")
 
     def _write(self, path: str, text: str) -> None:
         try:

@@ -22,7 +22,7 @@ from dradriver.config.types import (
 )
 from dradriver.documents import read_documents
 from dradriver.model import shown
-from dradriver.model.names import check_driver, check_subdomain
+from dradriver.model.names import check_absolute, check_driver, check_subdomain
 
 STATE_DIRECTORY = "plugins/dradriver.io"
 MAX_FILE = 1 << 20
@@ -202,9 +202,10 @@ def _checked(path: str, node: str) -> str:
 
 
 def _absolute(value: str, path: str) -> Path:
-    if not value.startswith("/") or "\0" in value or ".." in value.split("/"):
-        raise ConfigError(path, f"an absolute path without '..' is expected, found {shown(value)}")
-    return Path(value)
+    try:
+        return Path(check_absolute(value))
+    except ValueError as error:
+        raise ConfigError(path, str(error)) from None
 
 
 def _kubernetes(kubernetes: Kubernetes | None) -> Kubernetes | None:

@@ -55,7 +55,11 @@ class Containers:
     def __init__(
         self, journal: JournalView, pools: Pools, shared: SharedCPUs, reservations: Allowing
     ) -> None:
-        """`journal` is a view of one's own: it does not wait for those who write."""
+        """`journal` is a view of one's own: it does not wait for those who write.
+
+        Nothing else of the journal is asked for an answer: who writes may be waiting for `held`.
+        """
+        self._journal = journal
         self._claims = ContainerClaims(journal, pools)
         self._drivers = frozenset(pools.drivers)
         self._shared = shared
@@ -212,7 +216,9 @@ class Containers:
             claim = self._claim(use)
             if self._sandboxes and claim is not None and claim.sandboxed:
                 with _refusing():
-                    self._sandboxes.check(use.driver, use.uid, pod.id)
+                    record = self._journal.get(use.driver, use.uid)
+                    if record is not None:
+                        self._sandboxes.check(record, pod.id)
 
     def _learn(self, pod: Pod, container: Container) -> _Known:
         """Keep a container that was made without us."""
@@ -239,14 +245,15 @@ class Containers:
 
     def _sum(self, known: _Known) -> ContainerAdjustment:
         """Return what those of a container's claims give it that are journalled. Raises ValueError."""
-        claims = ((self._claim(use), use.index) for use in known.uses)
-        made = combined(
-            adjustment
-            for claim, index in claims
-            if claim is not None
-            for adjustment in claim.adjustments.get(index, ())
-        )
+        made = combined(self._adjustments(known))
         return replace(made, cpus=self._present(made.cpus)) if made.cpus else made
+
+    def _adjustments(self, known: _Known) -> Iterator[ContainerAdjustment]:
+        """Yield what each device gives that a container uses, of those claims that are journalled."""
+        for use in known.uses:
+            claim = self._claim(use)
+            if claim is not None:
+                yield from claim.adjustments.get(use.index, ())
 
     def _present(self, cpus: str) -> str:
         """Return those of the CPUs that are online: with cgroup v1 the kernel refuses others. Raises ValueError."""
@@ -273,13 +280,7 @@ class Containers:
         return RefusedError(NONE_LEFT if self._online else "the CPUs of this node cannot be read")
 
     def _has_own(self, known: _Known) -> bool:
-        claims = ((self._claim(use), use.index) for use in known.uses)
-        return any(
-            adjustment.cpus
-            for claim, index in claims
-            if claim is not None
-            for adjustment in claim.adjustments.get(index, ())
-        )
+        return any(adjustment.cpus for adjustment in self._adjustments(known))
 
     def _wanted(self, known: _Known, shared: Shared) -> ContainerAdjustment:
         """Return what a container that is there should have, which is nothing where it may keep what it has."""

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from dradriver.backend import UnavailableError
+from dradriver.engine.locks import Key
 from dradriver.engine.metadata import MetadataFiles, without_mount
 from dradriver.engine.pools import Pool
 from dradriver.engine.records import Record, builtins, decode_record
@@ -131,12 +132,12 @@ class CDIFiles:
         if self._metadata:
             self._metadata.reconcile(drivers, keep)
 
-    def records(self, drivers: Collection[str], known: Collection[Record] = ()) -> Iterator[Record]:
+    def records(self, drivers: Collection[str], known: Collection[Key] = ()) -> Iterator[Record]:
         """Yield the records that the claim files of these drivers carry, but for claims that are known.
 
         Their form is that of a record; whether they make sense is the caller's to find out.
         """
-        names = {claim_file_name(record.driver, record.ref.uid) for record in known}
+        names = {claim_file_name(*key) for key in known}
         for driver in drivers:
             for name in self._store.names(claim_file_prefix(driver)):
                 if name in names:

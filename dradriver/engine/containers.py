@@ -125,9 +125,13 @@ class ContainerClaims:
     """
 
     def __init__(self, journal: JournalView, pools: Pools) -> None:
-        """Read through a view of its own: it sees what is committed, and waits for nobody who writes."""
+        """Read through a view of its own: it sees what is committed, and waits for nobody who writes.
+
+        With the journal that writes nothing would be seen of what that writes.
+        """
         self._journal = journal
         self._pools = pools
+        self._version: int | None = None
         self._rows: list[tuple[str, str, float, str]] = []
         self._created: dict[Key, float] = {}
         self._claims: dict[Key, ContainerClaim] = {}
@@ -136,8 +140,12 @@ class ContainerClaims:
 
     def refresh(self) -> set[Key]:
         """Bring everything up to date; return the claims that are new, or gone. Raises JournalError."""
+        version = self._journal.version()  # of what is read after it, at least
+        if version == self._version:
+            return set()
         rows = self._journal.states()
         if rows == self._rows:
+            self._version = version
             return set()
         now = {(driver, uid): created for driver, uid, created, _ in rows}
         gone = [key for key, created in self._created.items() if now.get(key) != created]
@@ -150,7 +158,7 @@ class ContainerClaims:
             claim = self._claims.get((driver, uid))
             if claim is not None and claim.state.value != state:
                 self._claims[driver, uid] = replace(claim, state=State(state))
-        self._rows = rows
+        self._rows, self._version = rows, version
         return {*gone, *new}
 
     def _learn(self, key: Key, created: float) -> None:

@@ -117,7 +117,7 @@ class Engine:
         self._locks = Locks()
         self._unsettled = Unsettled()
         self._namespaces = Namespaces(boot)
-        self._runner = StepRunner(pools, journal, self._namespaces)
+        self._runner = StepRunner(pools, journal, self._namespaces, boot)
         self._lifecycle = Lifecycle(
             pools,
             journal,
@@ -221,26 +221,28 @@ class Engine:
             settled = (
                 self._lifecycle.settle(Progress(known), deadline, self.sandboxes.is_gone) if known else None
             )
-            obj = self._read_again(ref, deadline) if settled else None
-            if settled and self._is_allocated_anew(settled, obj):
+            obj, claim = self._read_again(ref, driver, deadline) if settled else (None, None)
+            if settled and self._is_allocated_anew(settled, claim):
                 log.warning("claim %s of %s was allocated anew: undone", ref, driver)
                 self._lifecycle.undo(Progress(settled), deadline)
                 settled = None
             if settled:
-                made: Record | None = self._repeat(settled, obj, deadline)
+                made: Record | None = self._repeat(settled, claim, deadline)
             else:
-                obj = self._read(ref, deadline) if obj is None else obj
-                made = self._begin(driver, ref, obj, deadline)
+                if claim is None:
+                    obj = self._read(ref, deadline)
+                    claim = read_claim(obj, ref, driver)
+                made = self._begin(driver, claim, deadline)
         if made is None:
             return ()
         given = answer(made)
         self._tell(made, obj)
         return given
 
-    def _repeat(self, settled: Record, obj: object, deadline: float) -> Record:
-        if settled.sandbox and obj is not None:
+    def _repeat(self, settled: Record, claim: Claim | None, deadline: float) -> Record:
+        if settled.sandbox and claim is not None:
             progress = Progress(settled)
-            self._lifecycle.reserve(progress, read_claim(obj, settled.ref, settled.driver).pods)
+            self._lifecycle.reserve(progress, claim.pods)
             settled = progress.record
         retried(lambda: self._admission.check(settled), deadline, self._closed)
         return self._lifecycle.repeat(settled)
@@ -249,31 +251,26 @@ class Engine:
         """Return the claim's object, asking again while that may help."""
         return retried(lambda: self._claims.get(ref, deadline), deadline, self._closed)
 
-    def _read_again(self, ref: ClaimRef, deadline: float) -> object:
-        """Return the object of a prepared claim, None where it cannot be had now."""
+    def _read_again(self, ref: ClaimRef, driver: str, deadline: float) -> tuple[object, Claim | None]:
+        """Return the object of a prepared claim and what it says; None for either that cannot be had now."""
+        obj: object = None
         try:
-            found: object = self._claims.get(ref, min(deadline, time.monotonic() + COMPARE_SECONDS))
+            obj = self._claims.get(ref, min(deadline, time.monotonic() + COMPARE_SECONDS))
+            return obj, read_claim(obj, ref, driver)
         except (BackendError, ClaimError, ClaimNotFoundError, OSError) as error:
             log.warning("claim %s cannot be compared with its preparation: %s", ref, shown(error, 500))
-            return None
-        return found
+            return obj, None
 
     @staticmethod
-    def _is_allocated_anew(settled: Record, obj: object) -> bool:
+    def _is_allocated_anew(settled: Record, claim: Claim | None) -> bool:
         """Whether the claim now names other devices than those it is prepared with.
 
         That is so where it lost its last user and its allocation without an Unprepare (a force-deleted pod). A claim
         that cannot be read now counts as unchanged: a prepared pod does not depend on the API server.
         """
-        ref, driver = settled.ref, settled.driver
-        if obj is None:
+        if claim is None:
             return False
-        try:
-            results = read_claim(obj, ref, driver).results
-        except ClaimError as error:
-            log.warning("claim %s cannot be compared with its preparation: %s", ref, error)
-            return False
-        mine = [result for result in results if result.driver == driver]
+        mine = [result for result in claim.results if result.driver == settled.driver]
         return mine != [device.allocated for device in settled.devices]
 
     def _tell(self, made: Record, obj: object) -> None:
@@ -292,9 +289,8 @@ class Engine:
                 self._lifecycle.undo(Progress(known), deadline)
                 log.info("claim %s of %s unprepared", known.ref, driver)
 
-    def _begin(self, driver: str, ref: ClaimRef, obj: object, deadline: float) -> Record | None:
+    def _begin(self, driver: str, claim: Claim, deadline: float) -> Record | None:
         """Prepare a claim that is not known; return None where it has no device of this driver."""
-        claim = read_claim(obj, ref, driver)
         parts = self._requests(claim, driver, deadline)
         if not parts:
             return None
@@ -310,7 +306,7 @@ class Engine:
         except Exception:
             self._lifecycle.roll_back(progress, time.monotonic() + ROLL_BACK_SECONDS)
             raise
-        log.info("claim %s of %s prepared", ref, driver)
+        log.info("claim %s of %s prepared", claim.ref, driver)
         return progress.record
 
     def _requests(self, claim: Claim, driver: str, deadline: float) -> tuple[Part, ...]:

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,12 @@ from dradriver.engine.records import (
     Sandboxed,
     SandboxRecord,
     State,
-    StepRecord,
     StepState,
     decode_json,
+    decode_places,
+    decode_step,
     encode,
+    unstarted,
 )
 from dradriver.engine.schema import MIGRATIONS, Migration
 from dradriver.model import ClaimRef, Quantity
@@ -142,13 +143,20 @@ class JournalView:
         """Return (pool, device) of every device that a claim of the driver has."""
         with self._reading() as db:
             rows = db.execute("SELECT devices FROM claim WHERE driver = ?", (driver,)).fetchall()
-        devices = [device for (body,) in rows for device in decode_json(body, tuple[DeviceRecord, ...])]
-        return frozenset((device.allocated.pool, device.allocated.device) for device in devices)
+        return frozenset(place for (body,) in rows for place in decode_places(body))
+
+    def version(self) -> int:
+        """Return a number that is another one once others changed the file. What is written here does not count."""
+        with self._reading() as db:
+            (version,) = db.execute("PRAGMA data_version").fetchone()
+        return int(version)
 
     def states(self) -> list[tuple[str, str, float, str]]:
-        """Return driver, UID, the time when it was journalled, and the state of each claim."""
+        """Return driver, UID, the time when it was journalled, and the state of each claim, oldest first."""
         with self._reading() as db:
-            return db.execute("SELECT driver, uid, created, state FROM claim").fetchall()
+            return db.execute(
+                "SELECT driver, uid, created, state FROM claim ORDER BY created, driver, uid"
+            ).fetchall()
 
     def sandboxes(self) -> list[Sandboxed]:
         """Return the claims with steps of phase sandbox, oldest first."""
@@ -293,7 +301,7 @@ class Journal(JournalView):
             self._db.executemany(
                 "INSERT INTO step (driver, uid, n, state, facts, body) VALUES (?, ?, ?, ?, ?, ?)",
                 (
-                    (*key, n, step.state.value, encode(step.facts), encode(_unstarted(step)))
+                    (*key, n, step.state.value, encode(step.facts), encode(unstarted(step)))
                     for n, step in enumerate(record.steps)
                 ),
             )
@@ -394,23 +402,13 @@ def _record(db: sqlite3.Connection, row: tuple[Any, ...]) -> Record:
         boot,
         created,
         decode_json(devices, tuple[DeviceRecord, ...]),
-        tuple(_step(*step) for step in steps),
+        tuple(decode_step(*step) for step in steps),
         tuple(Hold(unit, n, Quantity.parse(amount)) for unit, n, amount in holds),
         message,
         pod_claim,
         generation,
         decode_json(sandbox, SandboxRecord) if sandbox else None,
     )
-
-
-def _unstarted(step: StepRecord) -> StepRecord:
-    """Return the step without what has columns of its own."""
-    return replace(step, state=StepState.PLANNED, facts={})
-
-
-def _step(state: str, facts: bytes, body: bytes) -> StepRecord:
-    step: StepRecord = decode_json(body, StepRecord)
-    return replace(step, state=StepState(state), facts=decode_json(facts, dict[str, Any]))
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -182,7 +182,7 @@ class Lifecycle:
             self._cdi.write_claim(record)
 
     def settle(
-        self, progress: Progress, deadline: float, is_gone: Callable[[SandboxRecord], bool] = lambda _: False
+        self, progress: Progress, deadline: float, is_gone: Callable[[SandboxRecord], bool]
     ) -> Record | None:
         """Return the record of a claim that is wholly prepared; undo it where it is not, and return None.
 
@@ -194,7 +194,7 @@ class Lifecycle:
         looked at, and then leaves the claim as it is.
         """
         record = progress.record
-        if record.boot and self._boot and record.boot != self._boot:
+        if record.predates(self._boot):
             log.info("claim %s of %s was prepared before the last reboot: undone", record.ref, record.driver)
         elif record.state is State.PREPARED and self._is_whole(progress, deadline):
             self._settle_sandbox(progress, deadline, is_gone)

@@ -50,7 +50,7 @@ class Namespaces:
         return f"/proc/{os.getpid()}/fd/{held[0]}"
 
     def _reopened(self, key: Key, record: Record, sandbox: SandboxRecord) -> tuple[int, int] | None:
-        if record.boot and self._boot and record.boot != self._boot:
+        if record.predates(self._boot):
             return None
         try:
             number = self.hold(key, sandbox.netns)

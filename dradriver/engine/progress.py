@@ -44,10 +44,12 @@ class Progress:
 class StepRunner:
     """Calls the methods of host steps, and remembers calls that did not come back."""
 
-    def __init__(self, pools: Pools, journal: Journal, namespaces: Namespaces) -> None:
+    def __init__(self, pools: Pools, journal: Journal, namespaces: Namespaces, boot: str) -> None:
+        """`boot` is the kernel's boot id; empty where it is unknown."""
         self._pools = pools
         self._journal = journal
         self._namespaces = namespaces
+        self._boot = boot
         self._hung: dict[Key, HungError] = {}
         self._stops: set[threading.Event] = set()
         self._stopped = False
@@ -72,7 +74,7 @@ class StepRunner:
 
         stop = self._new_stop()
         netns = self._namespaces.file(progress.record) if step.phase is Phase.SANDBOX else ""
-        work = Work(progress.facts[n], keep, stop, netns)
+        work = Work(progress.facts[n], keep, stop, netns, rebooted=progress.record.predates(self._boot))
         try:
             return pool.lane.call(
                 lambda: getattr(step, verb)(pool.backend, work), deadline, f"{verb} {stored.text}"

@@ -1,7 +1,7 @@
 """What the journal keeps of a claim: enough to undo it when the API server and the hardware are gone."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -159,6 +159,10 @@ class Record:
             (n, step) for phase in phases for n, step in enumerate(self.steps) if step.phase is phase
         )
 
+    def predates(self, boot: str) -> bool:
+        """Return whether it was prepared before the boot of that id. One that is not known says nothing of a reboot."""
+        return bool(self.boot and boot and self.boot != boot)
+
     @property
     def host_steps(self) -> tuple[tuple[int, StepRecord], ...]:
         """The steps that this daemon itself executes, in the order of their execution, with their numbers."""
@@ -190,6 +194,24 @@ def decode_json(text: bytes | str, kind: Any) -> Any:
     return msgspec.json.decode(text, type=kind, dec_hook=_typed)
 
 
+def decode_places(text: bytes | str) -> Iterator[tuple[str, str]]:
+    """Yield pool and device of each of the device records that were encoded, and decode nothing else of them."""
+    for device in _PLACES.decode(text):
+        yield device.allocated.pool, device.allocated.device
+
+
+class _Allocated(msgspec.Struct):
+    pool: str
+    device: str
+
+
+class _Placed(msgspec.Struct):
+    allocated: _Allocated
+
+
+_PLACES = msgspec.json.Decoder(tuple[_Placed, ...])
+
+
 def _plain(value: Any) -> str:
     if isinstance(value, Quantity):
         return str(value)
@@ -203,6 +225,17 @@ def _typed(kind: type, value: Any) -> Any:
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
+
+
+def unstarted(step: StepRecord) -> StepRecord:
+    """Return the step without what changes as it is executed."""
+    return replace(step, state=StepState.PLANNED, facts={})
+
+
+def decode_step(state: str, facts: bytes, body: bytes) -> StepRecord:
+    """Return the step that was encoded `unstarted`, with its state and its encoded facts."""
+    step: StepRecord = decode_json(body, StepRecord)
+    return replace(step, state=StepState(state), facts=decode_json(facts, dict[str, Any]))
 
 
 def step_record(backend: Backend[Any, Any], step: Step[Any]) -> StepRecord:

@@ -85,7 +85,7 @@ class Recovery:
         with self._journal.transaction():
             self._take_over()
             self._journal.set_fact("boot", boot)
-        self._settle((record.driver, record.ref.uid) for record in self._journal.records())
+        self._settle((driver, uid) for driver, uid, *_ in self._journal.states())
         kept = self._journal.records()
         try:
             for driver in drivers:
@@ -107,7 +107,8 @@ class Recovery:
         A claim is journalled before it has a file and forgotten after that is gone: the journal is new, or an old copy.
         """
         try:
-            records = list(self._cdi.records(self._pools.drivers, self._journal.records()))
+            known = {(driver, uid) for driver, uid, *_ in self._journal.states()}
+            records = list(self._cdi.records(self._pools.drivers, known))
         except OSError as error:
             if self._journal.fact("boot") is None:
                 raise  # nothing at all would be known of what is prepared

@@ -106,8 +106,9 @@ class Sandboxes:
                 self._run(key, sandbox, pods, deadline)
         except Exception:
             self._forget(sandbox.id)
+            back = time.monotonic() + BACK_SECONDS
             for key in reversed(begun):
-                self._bring_back(key, sandbox.id, time.monotonic() + BACK_SECONDS)
+                self._bring_back(key, sandbox.id, back)
             raise
 
     def _wanted(self, sandbox: Sandbox) -> list[tuple[Sandboxed, tuple[str, ...]]]:
@@ -244,10 +245,10 @@ class Sandboxes:
             self._lifecycle.reserve(progress, pods)
             self._enter(progress, sandbox, deadline)
 
-    def check(self, driver: str, uid: str, name: str) -> None:
-        """Raise BackendError unless the claim is in the sandbox of that id, wholly. Raises JournalError."""
-        record = self._journal.get(driver, uid)
-        if record is None or record.sandbox is None:
+    @staticmethod
+    def check(record: Record, name: str) -> None:
+        """Raise BackendError unless a claim with steps of phase sandbox is in the sandbox of that id, wholly."""
+        if record.sandbox is None:
             return
         if record.sandbox.id != name:
             where = f"another pod (uid {shown(record.sandbox.pod)})" if record.sandbox.id else "no pod"

@@ -14,8 +14,19 @@ from dradriver.host.net import (
     read_net_interfaces,
 )
 from dradriver.host.numa import MemorySideCache, NUMANode
-from dradriver.host.pci import PCIDevice, PCIDevices, PCILink, pcie_root, pcie_switch, read_pci
+from dradriver.host.pci import (
+    GPU_CLASSES,
+    PCI_DIR,
+    PCIDevice,
+    PCIDevices,
+    PCILink,
+    iommu_group,
+    pcie_root,
+    pcie_switch,
+    read_pci,
+)
 from dradriver.host.pcipath import PCIPath, pci_address
+from dradriver.host.place import NodeSockets, pci_place
 from dradriver.host.root import Host
 from dradriver.host.topology import Locality, Topology, read_topology
 from dradriver.host.uevents import Uevent, UeventMonitor, UeventsUnavailableError
@@ -23,6 +34,8 @@ from dradriver.host.uevents import Uevent, UeventMonitor, UeventsUnavailableErro
 __all__ = [
     "CPU",
     "EFFICIENCY",
+    "GPU_CLASSES",
+    "PCI_DIR",
     "PERFORMANCE",
     "Allowed",
     "CPULists",
@@ -39,6 +52,7 @@ __all__ = [
     "MemorySideCache",
     "NUMANode",
     "NetInterface",
+    "NodeSockets",
     "PCIDevice",
     "PCIDevices",
     "PCILink",
@@ -47,7 +61,9 @@ __all__ = [
     "Uevent",
     "UeventMonitor",
     "UeventsUnavailableError",
+    "iommu_group",
     "pci_address",
+    "pci_place",
     "pcie_root",
     "pcie_switch",
     "read_infiniband",

@@ -115,16 +115,9 @@ def _interface(host: Host, name: str, path: str) -> NetInterface:
         type=number("type"),
         mtu=number("mtu"),
         speed_mbps=number("speed"),
-        dev_id=_hexadecimal(host.read_text(f"{path}/dev_id")),
+        dev_id=host.read_hex(f"{path}/dev_id"),
         dev_port=number("dev_port"),
     )
-
-
-def _hexadecimal(text: str | None) -> int | None:
-    try:
-        return int(text, 16) if text else None
-    except ValueError:
-        return None
 
 
 def _infiniband(host: Host, name: str, path: str) -> InfiniBandDevice:

@@ -20,6 +20,9 @@ PCI_DIR = "sys/bus/pci/devices"
 
 _VIRTUAL_FUNCTION = re.compile(r"virtfn([0-9]{1,5})")
 
+GPU_CLASSES = frozenset({0x0300, 0x0302})
+"""VGA controller, and 3D controller, which data-centre GPUs are (PCI Code and ID Assignment Specification)."""
+
 BRIDGE = 0x06
 """Base class of bridges; the base class is the upper byte of a class code."""
 
@@ -137,6 +140,11 @@ def pcie_switch(host: Host, address: str) -> str | None:
     return path.switch if path else None
 
 
+def iommu_group(host: Host, address: str) -> int | None:
+    """Return the number of the IOMMU group of a PCI function; None without an IOMMU."""
+    return parse_int(host.link_name(f"{PCI_DIR}/{address}/iommu_group"))
+
+
 def _known(address: str) -> str:
     known = pci_address(address)
     if known is None:
@@ -178,8 +186,7 @@ def _read(
         return int_field(host, f"{directory}/{name}", notes) if name in names else None
 
     node = decimal("numa_node")
-    group = _link_name(host, f"{directory}/iommu_group") if "iommu_group" in names else None
-    physfn = _link_name(host, f"{directory}/physfn") if "physfn" in names else None
+    physfn = host.link_name(f"{directory}/physfn") if "physfn" in names else None
     return PCIDevice(
         address=address,
         path=path,
@@ -188,10 +195,10 @@ def _read(
         device=hexadecimal("device"),
         subsystem_vendor=hexadecimal("subsystem_vendor"),
         subsystem_device=hexadecimal("subsystem_device"),
-        driver=_link_name(host, f"{directory}/driver") if "driver" in names else None,
+        driver=host.link_name(f"{directory}/driver") if "driver" in names else None,
         numa_node=node if node is not None and node >= 0 else None,
         local_cpus=cpus_field(host, f"{directory}/local_cpulist", notes, mask_path=f"{directory}/local_cpus"),
-        iommu_group=parse_int(group),
+        iommu_group=iommu_group(host, address) if "iommu_group" in names else None,
         sriov_total=decimal("sriov_totalvfs"),
         sriov_num=decimal("sriov_numvfs"),
         physfn=pci_address(physfn) if physfn else None,
@@ -203,15 +210,9 @@ def _read(
     )
 
 
-def _link_name(host: Host, path: str) -> str | None:
-    """Return the last part of a link's target, which need not exist."""
-    target = host.read_link(path)
-    return target.rstrip("/").rpartition("/")[2] or None if target else None
-
-
 def _virtual_functions(host: Host, directory: str, names: frozenset[str]) -> tuple[str, ...]:
     numbers = sorted(int(match[1]) for match in map(_VIRTUAL_FUNCTION.fullmatch, names) if match)
-    targets = (_link_name(host, f"{directory}/virtfn{number}") for number in numbers)
+    targets = (host.link_name(f"{directory}/virtfn{number}") for number in numbers)
     return tuple(address for target in targets if target and (address := pci_address(target)))
 
 

@@ -15,6 +15,7 @@ MAX_FILE_BYTES = 4 << 20
 _MAX_LINKS = 40
 
 _CHUNK_BYTES = 64 << 10
+_HEXADECIMAL = re.compile(r"(?:0[xX])?[0-9a-fA-F]{1,16}")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 
 
@@ -59,6 +60,11 @@ class Host:
         except OSError:
             return None
 
+    def link_name(self, path: str) -> str | None:
+        """Return the last part of a link's target, which need not exist, as a driver's name; None for no link."""
+        target = self.read_link(path)
+        return target.rstrip("/").rpartition("/")[2] or None if target else None
+
     def read_text(self, path: str) -> str | None:
         """Return the text of a file without white space and NULs around it; None if it cannot be read.
 
@@ -81,6 +87,11 @@ class Host:
     def read_int(self, path: str) -> int | None:
         """Return the decimal number in a file; None if the file is absent or holds something else."""
         return parse_int(self.read_text(path))
+
+    def read_hex(self, path: str) -> int | None:
+        """Return the hexadecimal number in a file, with or without `0x`; None as `read_int` does."""
+        text = self.read_text(path)
+        return int(text, 16) if text and _HEXADECIMAL.fullmatch(text) else None
 
     def list_dir(self, path: str) -> tuple[str, ...]:
         """Return the sorted names in a directory; empty if there is no such directory."""

@@ -1,4 +1,4 @@
-"""The grammars of Kubernetes names, and names made from facts.
+"""The grammars of Kubernetes names and of paths, and names made from facts.
 
 Each `check_*` function raises `ValueError` that shows the value and says what is allowed. The grammars are
 those of k8s.io/apimachinery `validation` and of the resource.k8s.io API.
@@ -85,6 +85,17 @@ def check_uid(value: str) -> str:
     """
     if not _UID.fullmatch(value):
         raise ValueError(f"uid {shown(value)} is not a UID: 1 to 63 letters, digits and inner '-'")
+    return value
+
+
+def check_absolute(value: str, what: str = "") -> str:
+    """Return `value` if it is an absolute path that leads nowhere by `..`.
+
+    what   field or option; empty where the caller names it
+    """
+    if not value.startswith("/") or "\0" in value or ".." in value.split("/"):
+        field = f"{what}: " if what else ""
+        raise ValueError(f"{field}an absolute path without '..' is expected, found {shown(value)}")
     return value
 
 

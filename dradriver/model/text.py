@@ -32,6 +32,18 @@ def _text(value: object) -> str:
             return str(value)
 
 
+def printable(text: str) -> str:
+    """Return `text` as one line of printable characters.
+
+    Blanks and line ends become one blank; everything else that is not printable, such as a control character, a
+    direction mark or a lone surrogate, is escaped.
+    """
+    line = " ".join(text.split())
+    if line.isprintable():
+        return line
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+
+
 def plain(text: str, limit: int = 253) -> str:
     """Return `text` as it is where it is short and of printable ASCII without blanks, else as `shown` does.
 

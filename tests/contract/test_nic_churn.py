@@ -8,21 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from dradriver.model import ClaimRef
 from dradriver_nic import NicBackend
-from netns import Namespace, namespace, needs_namespaces, supports
+from netns import Namespace, namespace, needs_namespaces
 from netstate import assert_same, state_of
-from nicclaims import Life, backend_on, cable, claimed
+from nicclaims import Life, backend_on, cable, claimed, needs_shares
 
-pytestmark = [
-    needs_namespaces,
-    pytest.mark.skipif(
-        not supports("macvlan", "mode bridge", link=True) or not supports("ifb"),
-        reason="this kernel has no macvlan links, or no intermediate devices (ifb)",
-    ),
-]
+pytestmark = [needs_namespaces, needs_shares]
 
 SHARED = [f"share{number}" for number in range(4)]
 WHOLE = [f"whole{number}" for number in range(40)]

@@ -17,17 +17,11 @@ import pytest
 from crashes import Worker, some, worker
 from dradriver.backend import Observed, Phase
 from dradriver_nic import NicBackend
-from netns import Namespace, namespace, needs_namespaces, supports
+from netns import Namespace, namespace, needs_namespaces
 from netstate import State, assert_same, state_of
-from nicclaims import Life, backend_on, busy_card, claimed
+from nicclaims import Life, backend_on, busy_card, claimed, needs_shares
 
-pytestmark = [
-    needs_namespaces,
-    pytest.mark.skipif(
-        not supports("macvlan", "mode bridge", link=True) or not supports("ifb"),
-        reason="this kernel has no macvlan links, or no intermediate devices (ifb)",
-    ),
-]
+pytestmark = [needs_namespaces, needs_shares]
 
 CARD = "nic-link-card0"
 KILL = 9

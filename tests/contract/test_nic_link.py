@@ -1,14 +1,13 @@
 """A network interface in a pod and back, in real network namespaces: a veth end is the card, `ip` says what is true."""
 
 import ctypes
-import json
 import os
 import platform
 import re
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,14 @@ import pytest
 from dradriver.backend import BackendError, Observed, TransientError
 from dradriver.model import NetworkData
 from dradriver_nic import NicBackend
-from dradriver_nic.actuate import messages as m
+from dradriver_nic import messages as m
 from dradriver_nic.actuate.features import Features
 from dradriver_nic.actuate.rtnl import Rtnl
 from dradriver_nic.netlink import attribute
 from dradriver_nic.netns import inside
 from netns import Namespace, namespace, needs_namespaces, supports
 from netstate import assert_same, state_of
-from nicclaims import Life, backend_on, busy_card, claimed
+from nicclaims import Life, backend_on, busy_card, claimed, link_of, new_namespace
 from traffic import reaches
 
 pytestmark = needs_namespaces
@@ -50,22 +49,9 @@ CONFIG: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def host() -> Iterator[Namespace]:
-    with namespace() as made:
-        yield made
-
-
-@pytest.fixture
-def wire() -> Iterator[Namespace]:
-    with namespace() as made:
-        yield made
-
-
-@pytest.fixture
-def pod() -> Iterator[Namespace]:
-    with namespace() as made:
-        yield made
+host = pytest.fixture(new_namespace)
+wire = pytest.fixture(new_namespace)
+pod = pytest.fixture(new_namespace)
 
 
 @pytest.fixture
@@ -73,11 +59,6 @@ def backend(host: Namespace, wire: Namespace, tmp_path: Path) -> NicBackend:
     """A host with a card of which it makes much use, and a program that knows it."""
     busy_card(host, wire)
     return backend_on(host, tmp_path)
-
-
-def shown(space: Namespace, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(space.call("ip", "-d", "-j", "addr", "show", "dev", name))[0]
-    return found
 
 
 def addresses(link: dict[str, Any]) -> list[str]:
@@ -91,7 +72,7 @@ def test_the_pod_has_the_interface_as_it_is_configured(
     assert "card0" in host.call("ip", "link")
     life.start(pod)
     assert "card0" not in host.call("ip", "link")
-    link = shown(pod, "net1")
+    link = link_of(pod, "net1")
     assert (link["mtu"], link["address"], link["operstate"]) == (1300, "02:aa:bb:00:00:01", "UP")
     assert addresses(link) == ["10.9.0.2/24", "2001:db8:9::2/64"]
     routes = pod.call("ip", "route", "show", "table", "all") + pod.call("ip", "-6", "route")
@@ -171,7 +152,7 @@ def test_what_is_not_configured_comes_along_as_it_is(
 ) -> None:
     before = state_of(host)
     life = claimed(backend, CARD).prepare().start(pod)
-    link = shown(pod, "card0")
+    link = link_of(pod, "card0")
     assert (link["mtu"], link["operstate"]) == (1400, "UP")
     given = ["10.8.0.5/24", "10.8.1.5/24", "10.8.0.6/24", "2001:db8:8::5/64", "2001:db8:8::6/64"]
     assert sorted(addresses(link)) == sorted(given)
@@ -293,9 +274,9 @@ def test_after_a_reboot_nothing_is_restored(backend: NicBackend, host: Namespace
     life.stop(pod)
     assert_same(host, before)
     host.run("link set card0 mtu 1450")
-    life.facts[0] = {"before": {**facts, "boot": "another"}, "netns": 1, "file": ""}
-    life.unprepare()
-    assert shown(host, "card0")["mtu"] == 1450
+    life.facts[0] = {"before": facts, "netns": 1, "file": ""}
+    life.restarted(backend, rebooted=True).unprepare()
+    assert link_of(host, "card0")["mtu"] == 1450
 
 
 # --- refusals
@@ -323,7 +304,7 @@ def test_a_second_pod_of_the_claim_is_refused(backend: NicBackend, host: Namespa
         assert life.observe(pod) == [Observed.DONE]
         life.stop(pod)
         life.start(second)
-        assert shown(second, "net1")["mtu"] == 1300
+        assert link_of(second, "net1")["mtu"] == 1300
         life.unprepare()
     assert_same(host, before)
 
@@ -379,7 +360,7 @@ def test_a_link_with_an_alternative_name_as_its_name_in_the_pod(
 ) -> None:
     before = state_of(host)
     life = claimed(backend, CARD, config={"interface": {"name": "rail0"}}).prepare().start(pod)
-    assert shown(pod, "rail0")["altnames"] == ["enp9s0"]
+    assert link_of(pod, "rail0")["altnames"] == ["enp9s0"]
     life.unprepare()
     assert_same(host, before)
 
@@ -402,7 +383,7 @@ def test_a_program_that_the_pod_left_on_the_link_is_taken_off(
     descriptor = xdp_program()
     try:
         with inside(pod.path, Rtnl) as rtnl:
-            index = shown(pod, "net1")["ifindex"]
+            index = link_of(pod, "net1")["ifindex"]
             program = attribute(1, struct.pack("=i", descriptor)) + attribute(3, struct.pack("=I", 2))
             rtnl.change(m.RTM_SETLINK, m.link(index, m.nested(m.IFLA_XDP, program)))
     finally:
@@ -439,7 +420,7 @@ def test_a_vrf_is_made_for_the_first_interface_of_it(
     interface = {"name": "net1", "addresses": ["10.9.0.2/24"], "vrf": {"name": "blue", "table": 77}}
     routes = [{"destination": "10.99.0.0/16", "gateway": "10.9.0.1"}]
     life = claimed(backend, CARD, config={"interface": interface, "routes": routes}).prepare().start(pod)
-    assert shown(pod, "net1")["master"] == "blue"
+    assert link_of(pod, "net1")["master"] == "blue"
     assert "10.99.0.0/16 via 10.9.0.1 dev net1" in pod.call("ip", "route", "show", "table", "77")
     life.stop(pod)
     assert_same(pod, empty)

@@ -92,7 +92,6 @@ class Machine:
         self.node.add_link("fab0", CARD, speed=400_000)
         self.node.add_rdma(CARD, "mlx5_2", 2)
         self.node.tree.write("sys/module/ib_core/parameters/netns_mode", "N" if exclusive else "Y")
-        self.node.tree.write("proc/sys/kernel/random/boot_id", "boot-1")
         self.node.tree.write("dev/infiniband/rdma_cm", "")
         self.side = RdmaSide(HOME, exclusive=exclusive)
         self.side.add(5, "mlx5_2")
@@ -203,10 +202,8 @@ def test_a_mode_that_was_changed_meanwhile_is_told(machine: Machine) -> None:
 
 def test_after_a_reboot_and_without_modules_nothing_is_undone(machine: Machine) -> None:
     life = machine.life().start(str(machine.pod()))
-    machine.node.tree.write("proc/sys/kernel/random/boot_id", "boot-2")
-    life.restarted(machine.backend()).unprepare()
+    life.restarted(machine.backend(), rebooted=True).unprepare()
     assert not machine.at_home
-    machine.node.tree.write("proc/sys/kernel/random/boot_id", "boot-1")
     machine.node.host.path("sys/module/ib_core").rename(machine.node.directory / "unloaded")
     life.unprepare()
     assert not machine.at_home

@@ -1,58 +1,41 @@
 """Shares of a card, in real network namespaces: macvlan links in pods, and limits that hold both ways."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dradriver.backend import BackendError, Observed, PlanError
+from dradriver.backend import BackendError, HostStep, Observed, PlanError, Work
+from dradriver.host import Host
 from dradriver_nic import NicBackend
+from dradriver_nic.actuate.found import Which
+from dradriver_nic.inventory import function_name
 from dradriver_nic.netns import inside
-from netns import Namespace, namespace, needs_namespaces, supports
+from dradriver_nic.steps_macvlan import ShareCard
+from dradriver_nic.steps_vf import CreateVFs
+from hosttree import HostTree
+from netns import Namespace, namespace, needs_namespaces
 from netstate import assert_same, state_of
-from nicclaims import backend_on, cable, claimed
+from nicclaims import backend_on, cable, claimed, link_of, needs_shares, new_namespace
+from nicnode import options_of
 from traffic import rate, reaches
 
-pytestmark = [
-    needs_namespaces,
-    pytest.mark.skipif(
-        not supports("macvlan", "mode bridge", link=True) or not supports("ifb"),
-        reason="this kernel has no macvlan links, or no intermediate devices (ifb)",
-    ),
-]
+pytestmark = [needs_namespaces, needs_shares]
 
 CARD = "nic-link-card0"
 CONFIG: dict[str, Any] = {
     "interface": {"name": "fabric0", "addresses": ["10.9.0.2/24", "2001:db8:9::2/64"], "mtu": 1400},
     "routes": [{"destination": "10.99.0.0/16", "gateway": "10.9.0.1"}],
 }
+PCI_CARD, PCI_FUNCTION = "0000:15:01.0", "0000:15:01.1"
 MEGABIT = 10**6
 
 
-@pytest.fixture
-def host() -> Iterator[Namespace]:
-    with namespace() as made:
-        yield made
-
-
-@pytest.fixture
-def wire() -> Iterator[Namespace]:
-    with namespace() as made:
-        yield made
-
-
-@pytest.fixture
-def pod() -> Iterator[Namespace]:
-    with namespace() as made:
-        yield made
-
-
-@pytest.fixture
-def other() -> Iterator[Namespace]:
-    with namespace() as made:
-        yield made
+host = pytest.fixture(new_namespace)
+wire = pytest.fixture(new_namespace)
+pod = pytest.fixture(new_namespace)
+other = pytest.fixture(new_namespace)
 
 
 @pytest.fixture
@@ -61,11 +44,6 @@ def backend(host: Namespace, wire: Namespace, tmp_path: Path) -> NicBackend:
     host.run("addr add 10.9.0.5/24 dev card0")
     wire.run("addr add 10.9.0.1/24 dev wire0", "addr add 2001:db8:9::1/64 dev wire0 nodad")
     return backend_on(host, tmp_path, mode="shares", bandwidths={"*": "800G"})
-
-
-def link_of(space: Namespace, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(space.call("ip", "-d", "-j", "addr", "show", "dev", name))[0]
-    return found
 
 
 def test_a_pod_has_a_macvlan_link_as_it_is_configured(
@@ -201,6 +179,38 @@ def test_a_card_that_is_down_is_up_while_it_is_shared(
     assert "UP" in link_of(host, "card0")["flags"]
     second.unprepare()
     assert_same(host, before)
+
+
+@pytest.mark.parametrize("first", ["share", "function"])
+def test_a_card_is_up_for_shares_and_virtual_functions_of_before_and_after_a_change_of_its_mode(
+    host: Namespace, wire: Namespace, tmp_path: Path, first: str
+) -> None:
+    cable(host, "card0", wire)
+    host.run("link set card0 down")
+    before = state_of(host)
+    bus = HostTree(tmp_path)
+    bus.write(f"sys/bus/pci/devices/{PCI_CARD}/sriov_numvfs", "0")
+    bus.link(f"sys/bus/pci/devices/{PCI_CARD}/virtfn0", f"../{PCI_FUNCTION}")
+    bus.link(f"sys/bus/pci/devices/{PCI_FUNCTION}/driver", "../../../drivers/vfio-pci")
+    options = {"networkNamespace": str(host.path)}
+    backend = NicBackend(Host(tmp_path), options_of(options))
+    which = Which("card0", kind="veth")
+    steps: dict[str, HostStep[NicBackend]] = {
+        "share": ShareCard(function_name(PCI_CARD), which, "uid-a", 0, 10**9, "02:00:00:00:00:01"),
+        "function": CreateVFs(
+            function_name(PCI_FUNCTION), PCI_CARD, which, PCI_FUNCTION, 0, 1, "uid-b", index=0
+        ),
+    }
+    work = Work({}, lambda facts: None)
+    one, other = steps.pop(first), steps.popitem()[1]
+    one.apply(backend, work)
+    other.apply(backend, work)
+    bus.remove(f"sys/bus/pci/devices/{PCI_FUNCTION}/driver")  # the program that had the function is gone
+    one.revert(backend, work)
+    assert "UP" in link_of(host, "card0")["flags"]
+    other.revert(backend, work)
+    assert_same(host, before)
+    assert not [*(tmp_path / "run").rglob("*.json")]
 
 
 def test_what_others_do_with_the_card_stays(backend: NicBackend, host: Namespace, pod: Namespace) -> None:

@@ -34,7 +34,6 @@ def node(tmp_path: Path) -> SriovNode:
     made = SriovNode(tmp_path)
     made.plug(CARD, total=4, driver="ice")
     made.routes.add(made.add_link("eth0"))
-    made.tree.write("proc/sys/kernel/random/boot_id", "boot-1")
     return made
 
 
@@ -180,8 +179,7 @@ def test_a_functions_own_link_has_its_address_back_once_the_card_allows_it(
 def test_settings_of_an_earlier_boot_are_not_set_back(node: SriovNode, card: int) -> None:
     with_functions(node, card)
     life = claimed(backend_of(node), DEVICES[0], config={"vf": VF}).prepare()
-    node.tree.write("proc/sys/kernel/random/boot_id", "boot-2")
-    life.unprepare()
+    life.restarted(backend_of(node), rebooted=True).unprepare()
     assert node.setting(card, 0, "IFLA_VF_TRUST")["trust"] == 1
 
 

@@ -29,7 +29,6 @@ def node(tmp_path: Path) -> SriovNode:
     made.plug(CARD, total=2, driver="ice")
     made.routes.add(made.add_link("eth0"))
     made.add_link("fab0", CARD, speed=25_000)
-    made.tree.write("proc/sys/kernel/random/boot_id", "boot-1")
     made.tree.write("sys/bus/pci/drivers_probe", "")
     for driver in ("ice", "iavf", "vfio-pci"):
         made.tree.write(f"sys/bus/pci/drivers/{driver}/unbind", "")
@@ -149,8 +148,7 @@ def test_a_node_that_is_not_there_yet_is_waited_for(node: SriovNode) -> None:
 
 def test_after_a_reboot_drivers_are_left_as_they_are(node: SriovNode) -> None:
     life = claimed(backend_of(node), DEVICE, config=CONFIG).prepare()
-    node.tree.write("proc/sys/kernel/random/boot_id", "boot-2")
-    life.unprepare()
+    life.restarted(backend_of(node), rebooted=True).unprepare()
     assert driver(node) == "vfio-pci"
 
 

@@ -1,12 +1,15 @@
 """Claims that go into pods: prepared by an engine, taken into the sandboxes of a runtime, and back."""
 
+import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from dradriver.engine import Sandbox
+from dradriver.nri import Container, Pod
 from nriruntime import NEW, OLD, NriRuntime, Refused, until
 from podnode import DRIVER, Killed, PodNode, at_once, pod_node
 
@@ -78,6 +81,23 @@ def test_a_busy_one_is_refused_in_time_and_the_plugin_stays(node: PodNode) -> No
         node.pod("p")
 
 
+def test_many_that_do_not_come_out_are_refused_in_time_and_come_back_later(node: PodNode) -> None:
+    with node.daemon():
+        claims = [node.claim(name, n, pods=["p"]) for n, name in enumerate("abcdefgh")]
+        for claim in claims:
+            node.cdi(claim)
+        node.fault("plug-7.fail")
+        faults = [node.fault(f"plug-{n}.stuck") for n in range(8)]
+        with pytest.raises(Refused, match="plug plug-7 does not fit"):
+            node.pod("p")
+        assert node.runtime.plugins, "it was in time for all of them together"
+        for fault in faults:
+            fault.unlink()
+        for claim in claims:
+            until(lambda claim=claim: node.is_out(claim), "it comes back")  # type: ignore[misc]
+            assert node.states(claim) == ["planned", "planned", "out"]
+
+
 def test_one_that_hangs_is_refused_in_time_and_comes_back_later(node: PodNode) -> None:
     with node.daemon():
         claim = node.claim("c", 0, pods=["p"])
@@ -108,6 +128,31 @@ def test_a_second_pod_is_refused(node: PodNode) -> None:
         with pytest.raises(Refused, match="is in another pod"):
             node.runtime.create(stranger, cdi=cdi)
         node.runtime.create(second, cdi=cdi)
+
+
+def test_containers_are_answered_while_a_claim_is_journalled_that_asks_for_what_is_held(
+    node: PodNode,
+) -> None:
+    with node.daemon():
+        cdi = node.cdi(node.claim("c", 0, pods=["p"]))
+        pod = node.pod("p")
+        asked = (Pod(pod.id, pod.uid, pod.namespace, pod.name), Container("x", pod.id, cdi_devices=cdi))
+        with ThreadPoolExecutor(1) as worker, node.journal.transaction():
+            worker.submit(node.side.containers.create_container, *asked).result(timeout=10)
+            assert not node.side.containers.held()
+
+
+def test_a_repeat_does_not_depend_on_what_the_claim_says_now(node: PodNode) -> None:
+    with node.daemon():
+        claim = node.claim("c", 0, pods=["p"])
+        cdi = node.cdi(claim)
+        body = json.loads((node.claims / "c.json").read_text())
+        (node.claims / "c.json").write_text(json.dumps(body | {"status": {}}))
+        assert node.cdi(claim) == cdi
+        pod = node.pod("p")
+        node.check_in(claim, 0, node.number(pod))
+        assert node.cdi(claim) == cdi
+        node.check_in(claim, 0, node.number(pod))
 
 
 def test_a_pod_that_reserved_the_claim_after_prepare_gets_it(node: PodNode) -> None:

@@ -333,6 +333,34 @@ def test_a_viewer_sees_whole_claims_while_the_daemon_writes(tmp_path: Path) -> N
     view.close()
 
 
+def test_a_viewer_is_told_that_something_changed(tmp_path: Path) -> None:
+    with opened(tmp_path / "journal.db") as journal, closing(view_journal(journal.path)) as view:
+        versions = [view.version()]
+        assert view.version() == versions[0]
+        journal.insert(record())
+        versions.append(view.version())
+        journal.update("d.example.com", "uid-1", state=State.PREPARED)
+        versions.append(view.version())
+        assert view.states() == [("d.example.com", "uid-1", 1234.5678, "prepared")]
+        with suppress(ZeroDivisionError), journal.transaction():
+            journal.delete("d.example.com", "uid-1")
+            1 / 0  # noqa: B018 - it fails
+        assert view.version() == versions[-1]
+        journal.delete("d.example.com", "uid-1")
+        versions.append(view.version())
+        assert len(set(versions)) == 4
+
+
+def test_devices_are_those_of_the_driver_s_claims(tmp_path: Path) -> None:
+    with opened(tmp_path / "journal.db") as journal:
+        journal.insert(record())
+        journal.insert(replace(record("uid-2"), driver="other.example.com"))
+        journal.insert(replace(record("uid-3"), devices=()))
+        allocated = [device.allocated for device in record().devices]
+        assert journal.devices("d.example.com") == {(one.pool, one.device) for one in allocated}
+        assert journal.devices("none.example.com") == frozenset()
+
+
 RACER = """
 import sys
 sys.path.insert(0, sys.argv[2])

@@ -356,6 +356,15 @@ def test_what_is_prepared_is_passed_on_with_the_claim_as_it_was_read(node: Node)
     assert len(node.told) == 3
 
 
+def test_a_claim_that_says_nothing_now_is_passed_on_as_it_was_read(node: Node) -> None:
+    ref = node.claim("a", "lever-0")
+    answer = node.prepare(ref)
+    body = json.loads((node.files / "a.json").read_text())
+    (node.files / "a.json").write_text(json.dumps(body | {"status": {}}))
+    assert node.prepare(ref) == answer
+    assert [obj["status"] for _, obj in node.told] == [body["status"], {}]
+
+
 def test_whoever_it_is_passed_on_to_cannot_fail_the_claim(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:

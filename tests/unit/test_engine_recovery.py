@@ -133,6 +133,29 @@ def test_after_a_reboot_nothing_counts_as_prepared(node: Node) -> None:
         again.check_whole()
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "rebooted"),
+    [
+        ("boot-1", "boot-2", True),
+        ("boot-1", "boot-1", False),
+        ("boot-1", "", False),
+        ("", "boot-2", False),
+        ("", "", False),
+    ],
+)
+def test_a_step_is_told_of_a_reboot_since_it_was_applied(
+    tmp_path: Path, before: str, now: str, rebooted: bool
+) -> None:
+    """A boot whose id is unknown is none."""
+    node = Node(tmp_path, boot=before)
+    ref = node.claim("a", "lever-0", config=THREE)
+    assert not isinstance(node.prepare(ref), str)
+    with restarted(node, now) as again:
+        assert (again.prepared == set()) == rebooted
+        assert again.unprepare(ref) is None
+        assert again.backend.reverted_after_reboot == [rebooted] * 3
+
+
 def test_stale_cdi_files_and_left_overs_are_removed(node: Node) -> None:
     assert not isinstance(node.prepare(node.claim("a", "lever-0")), str)
     (name,) = node.specs

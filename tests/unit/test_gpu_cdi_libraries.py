@@ -231,11 +231,18 @@ def test_a_library_that_was_not_copied_whole_says_so(tmp_path: Path, data: bytes
     assert not editor(tree).base(tree.driver)
 
 
-def test_another_library_that_is_not_whole_is_left_out_and_told(tmp_path: Path) -> None:
+def test_another_library_that_is_not_whole_is_left_out_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tree = DriverTree(tmp_path).install().kernel().nodes()
     (tree.libraries / f"libnvidia-opencl.so.{VERSION}").write_bytes(b"")
     own = editor(tree)
     own.check(tree.driver)
+    told = f"/usr/lib/x86_64-linux-gnu/libnvidia-opencl.so.{VERSION} is no whole shared object"
+    assert [told in message for message in caplog.messages] == [True]
+    (tree.libraries / "libanother.so").touch()
+    assert own.base(tree.driver)
+    assert len(caplog.messages) == 1, "read anew, and told once"
     assert "libnvidia-opencl" not in libraries(tree)
     assert [note for note in own.notes(tree.driver) if "libnvidia-opencl" in note]
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import nvmlnodes
+from apirules import create
 from dradriver.backend import decode
 from dradriver.model import Device, Health, PoolContent, Quantity, Version
-from dradriver.sim.apiserver.rules import Gates, Request, create
+from dradriver.sim.apiserver.rules import Gates
 from dradriver.slices import Pool, pool_specs
 from dradriver_gpu import GpuOptions
 from dradriver_gpu.devices import content_of, semantic_version
@@ -391,7 +392,7 @@ def published(content: PoolContent) -> tuple[Any, ...]:
             "metadata": {"name": f"slice-{number}"},
             "spec": spec,
         }
-        stored = create("ResourceSlice", body, Gates.of("1.36", {}), request=Request(validation="Strict"))
+        stored = create("ResourceSlice", body, Gates.of("1.36", {}), validation="Strict")
         assert stored.obj["spec"] == spec
     return (*specs.left_out, *specs.warnings)
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from apirules import create
 from dradriver.backend import Backend, Plan, UnavailableError, decode
 from dradriver.engine import Pool as EnginePool
 from dradriver.engine.pools import tainted
 from dradriver.host import Host
 from dradriver.model import Device, Health, PoolContent, TaintEffect
-from dradriver.sim.apiserver.rules import Gates, create
+from dradriver.sim.apiserver.rules import Gates
 from dradriver.slices import ApiFeatures, Pool, pool_specs
 from dradriver_gpu import GpuOptions, xids
 from dradriver_gpu.devices import content_of

@@ -9,9 +9,12 @@ import recorded
 from dradriver.host import (
     CPUSet,
     Host,
+    NodeSockets,
     PCIDevice,
     PCILink,
+    iommu_group,
     pci_address,
+    pci_place,
     pcie_root,
     pcie_switch,
     read_infiniband,
@@ -19,7 +22,8 @@ from dradriver.host import (
     read_pci,
 )
 from dradriver.host.pcipath import parse_pci_path
-from hosttree import HostTree
+from dradriver.model import NUMA_NODE, PCI_BUS_ID, PCIE_ROOT, SOCKET_ID
+from hosttree import HostTree, two_sockets
 
 needs_recorded = pytest.mark.skipif(
     not recorded.dump_names(), reason=f"{recorded.SHARED}: no recorded machines there"
@@ -249,6 +253,27 @@ def test_the_root_of_a_disk_behind_a_volume_management_device_is_that_of_the_cpu
 )
 def test_addresses_are_understood_in_all_common_forms(text: str, address: str | None) -> None:
     assert pci_address(text) == address
+
+
+def test_a_place_is_what_is_known_of_it(tmp_path: Path) -> None:
+    tree = two_sockets(tmp_path)
+    root, near, lost = "sys/devices/pci0000:3a", "0000:3b:00.0", "0000:3c:00.0"
+    for address, node in ((near, 1), (lost, -1)):
+        tree.write(f"{root}/{address}/numa_node", str(node))
+        tree.link(f"sys/bus/pci/devices/{address}", f"/{root}/{address}")
+    tree.link(f"{root}/{near}/iommu_group", "/sys/kernel/iommu_groups/20")
+    there = Host(tmp_path)
+    sockets = NodeSockets(there)
+    assert pci_place(there, near, sockets) == {
+        PCIE_ROOT: "pci0000:3a",
+        PCI_BUS_ID: near,
+        NUMA_NODE: 1,
+        SOCKET_ID: 1,
+    }
+    assert pci_place(there, lost, sockets) == {PCIE_ROOT: "pci0000:3a", PCI_BUS_ID: lost}
+    assert pci_place(there, "0000:3d:00.0", sockets) == {PCI_BUS_ID: "0000:3d:00.0"}
+    assert (sockets.of(0), sockets.of(7)) == (0, None)
+    assert (iommu_group(there, near), iommu_group(there, lost)) == (20, None)
 
 
 def test_a_wrong_address_is_an_error() -> None:

@@ -27,6 +27,12 @@ def test_reads_text_and_numbers(tree: HostTree, host: Host) -> None:
     assert host.read_int("/sys/a/value") == 17
     assert host.read_int("sys/a/negative") == -1
     assert host.read_int("sys/a/hex") is None
+    assert [host.read_hex(f"sys/a/{name}") for name in ("hex", "value", "text", "negative")] == [
+        31,
+        23,
+        None,
+        None,
+    ]
     assert host.list_dir("sys/a") == ("hex", "negative", "text", "value")
     assert host.exists("sys/a")
 
@@ -43,6 +49,8 @@ def test_what_is_absent_or_odd_is_none(tree: HostTree, host: Host) -> None:
     assert not host.exists("sys/a/dangling")
     assert host.read_link("sys/a/dangling") == "nowhere"
     assert host.read_link("sys/a/value") is None
+    assert (host.link_name("sys/a/dangling"), host.link_name("sys/a/value")) == ("nowhere", None)
+    assert host.read_hex("sys/nothing") is None
     assert host.read_text("sys/a/loop") is None
     assert not host.exists("sys/a/loop")
     assert host.resolve("sys/a/loop") is None
@@ -64,6 +72,11 @@ def test_links_are_followed_inside_the_root(tree: HostTree, host: Host) -> None:
     assert host.resolve("sys/bus/chain/value") == "sys/a/value"
     assert host.path("sys/bus/chain/value") == tree.root / "sys/a/value"
     assert host.resolve("sys/bus/none") is None
+    assert [host.link_name(f"sys/bus/{name}") for name in ("absolute", "relative", "none")] == [
+        "a",
+        "value",
+        None,
+    ]
 
 
 def test_no_link_leads_out_of_the_root(tree: HostTree, host: Host) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from dradriver.model import ClaimRef, shown
 from dradriver.model.names import (
+    check_absolute,
     check_label,
     check_pool,
     check_qualified,
@@ -83,6 +84,16 @@ def test_good_names_come_back() -> None:
 def test_names_that_are_a_little_wrong_are_refused(check: object) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - which one is the parameter
         check()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("value", ["", "run", "/run/../etc", "/..", "/run\0"])
+def test_a_path_is_absolute_and_leads_nowhere_else(value: str) -> None:
+    assert check_absolute("/run/x..y", "directory") == "/run/x..y"
+    said = f"an absolute path without '..' is expected, found {shown(value)}"
+    for what, text in (("directory", f"directory: {said}"), ("", said)):
+        with pytest.raises(ValueError) as error:  # noqa: PT011 - the text is looked at
+            check_absolute(value, what)
+        assert str(error.value) == text
 
 
 def test_long_node_names_keep_their_pools_apart() -> None:

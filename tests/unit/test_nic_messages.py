@@ -11,8 +11,8 @@ from pyroute2.netlink.rtnl.ndmsg import ndmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
-from dradriver.backend import UnavailableError
-from dradriver_nic.actuate import messages as m
+from dradriver.backend import UnavailableError, Work
+from dradriver_nic import messages as m
 from dradriver_nic.actuate import shaping
 from dradriver_nic.actuate.before import decoded as decoded_before
 from dradriver_nic.actuate.before import lifetimes
@@ -198,4 +198,4 @@ def test_a_route_over_several_links_leads_over_the_one_again() -> None:
 )
 def test_what_another_version_recorded_is_not_guessed_at(before: Any) -> None:
     with pytest.raises(UnavailableError, match="recorded by another version"):
-        decoded_before({"before": before}, "a")
+        decoded_before(Work({"before": before}, lambda facts: None))

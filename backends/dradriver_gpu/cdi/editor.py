@@ -1,5 +1,6 @@
 """What containers get of the driver and of GPUs, kept until the driver changes."""
 
+import logging
 import re
 import threading
 from collections.abc import Callable, Collection
@@ -25,6 +26,8 @@ from dradriver_gpu.cdi.libraries import directories, find_libraries
 from dradriver_gpu.cdi.nodes import MissingNodeError, Nodes, Numbers, character_device
 from dradriver_gpu.cdi.tree import Tree
 from dradriver_gpu.inventory import GPU, Driver, DriverState
+
+log = logging.getLogger(__name__)
 
 _VERSION = re.compile(r"[0-9]{1,5}(\.[0-9]{1,5}){1,3}")
 _NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9_.+~-]*")
@@ -168,7 +171,11 @@ class ContainerEditor:
         with self._lock:
             last = self._last
             if last is None or last.key != key or (anew and any(tree.changed() for tree in last.trees)):
+                told = last.notes if last else ()
                 last = self._last = self._walk(key)
+                for note in last.notes:
+                    if note not in told:
+                        log.warning("the driver in %s: %s", self._root, note)
             return last
 
     def _walk(self, key: tuple[str, Path | None, str]) -> _Walk:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dradriver.backend import TransientError
-from dradriver.host import Host
+from dradriver.host import PCI_DIR, Host
 from dradriver.model import shown
 from dradriver_cdi import DeviceNode
 from dradriver_gpu.library import driver_host
@@ -115,7 +115,7 @@ class Nodes:
 
     def drm(self, address: str) -> tuple[DeviceNode, ...]:
         """Return the nodes of the Direct Rendering Manager of a GPU, as far as there are any."""
-        directory = f"sys/bus/pci/devices/{address}/drm"
+        directory = f"{PCI_DIR}/{address}/drm"
         nodes = []
         for name in self._host.list_dir(directory):
             match = _DEVICE.fullmatch(self._host.read_text(f"{directory}/{name}/dev") or "")

@@ -3,16 +3,15 @@
 import os
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from dradriver.backend import UnavailableError
-from dradriver.host import Host
-from dradriver_nic.actuate import messages as m
+from dradriver.backend import UnavailableError, Work
+from dradriver_nic import messages as m
 from dradriver_nic.actuate.found import Seen
 from dradriver_nic.actuate.rtnl import Rtnl
 from dradriver_nic.ethtool import Ethtool
@@ -48,8 +47,6 @@ _AUTOMATIC_ADDRESSES = frozenset({1, 2, 3})
 _ROUTE_TYPES_OF_ADDRESSES = frozenset({2, 3, 4, 5})
 """Routes to local, broadcast, anycast and multicast addresses, which come with the addresses."""
 
-_RTM_F_CLONED = 0x200
-_NDA_IFINDEX = 8
 _FOREVER = 0xFFFFFFFF
 _LIFETIMES = struct.Struct("=II")
 _U32 = struct.Struct("=I")
@@ -59,7 +56,6 @@ _U32 = struct.Struct("=I")
 class Before:
     """How a link was. Addresses, routes and neighbours are kept as the kernel's own messages, in hexadecimal.
 
-    boot         boot id: after a reboot nothing of this holds any more
     taken        when it was read, in seconds since the epoch: lifetimes go on
     base         number of the link below or opposite, wherever that is
     xdp          modes in which XDP programs saw its packets first
@@ -68,7 +64,6 @@ class Before:
     features     driver features that are to be changed, and private flags: as they were
     """
 
-    boot: str
     taken: float
     link: Link
     flags: int
@@ -84,7 +79,7 @@ class Before:
     private_flags: dict[str, bool] = field(default_factory=dict)
 
 
-def read_before(rtnl: Rtnl, host: Host, seen: Seen, known: Link | None = None) -> Before:
+def read_before(rtnl: Rtnl, seen: Seen, known: Link | None = None) -> Before:
     """Read how a link is now, in a thread that is in the host's network namespace. Raises UnavailableError, OSError.
 
     known   what was known of it when it was last probed: what cannot change is taken from there
@@ -97,7 +92,6 @@ def read_before(rtnl: Rtnl, host: Host, seen: Seen, known: Link | None = None) -
     else:
         link = replace(link, **{name: getattr(known, name) for name in _KNOWN})
     return Before(
-        boot=host.boot_id() or "",
         taken=time.time(),
         link=link,
         flags=seen.flags & FLAGS,
@@ -112,18 +106,18 @@ def read_before(rtnl: Rtnl, host: Host, seen: Seen, known: Link | None = None) -
     )
 
 
-def decoded(facts: Mapping[str, Any], boot: str) -> Before | None:
+def decoded(work: Work) -> Before | None:
     """Return what a step recorded; None where nothing, or before the last reboot. Raises UnavailableError."""
-    recorded = facts.get("before")
-    if not recorded:
+    recorded = work.facts.get("before")
+    if not recorded or work.rebooted:
         return None
     try:
-        before = msgspec.convert(recorded, Before)
+        before: Before = msgspec.convert(recorded, Before)
         for text in (*before.addresses, *before.routes, *before.neighbours):
             bytes.fromhex(text)
     except ValueError as error:
         raise UnavailableError(f"how the link was before was recorded by another version: {error}") from None
-    return None if before.boot and boot and before.boot != boot else before
+    return before
 
 
 def encoded(before: Before) -> Any:
@@ -169,7 +163,7 @@ def routes_of(rtnl: Rtnl, family: int, index: int) -> Iterator[bytes]:
     request = m.ROUTE.pack(family, *[0] * 8) + m.u32(m.RTA_OIF, index)
     for body in rtnl.listed(m.RTM_GETROUTE, request):
         found, _, _, _, _, protocol, _, kind, flags = m.ROUTE.unpack_from(body)
-        if found != family or flags & _RTM_F_CLONED or kind in _ROUTE_TYPES_OF_ADDRESSES:
+        if found != family or flags & m.RTM_F_CLONED or kind in _ROUTE_TYPES_OF_ADDRESSES:
             continue
         if protocol != m.RTPROT_RA and leads_over(body, index):
             yield body
@@ -180,22 +174,11 @@ def leads_over(body: bytes, index: int) -> bool:
     found = attributes(body, m.ROUTE.size)
     if m.RTA_OIF in found:
         return int(_U32.unpack_from(found[m.RTA_OIF])[0]) == index
-    return any(here == index for here, _ in next_hops(found.get(m.RTA_MULTIPATH, b"")))
-
-
-def next_hops(body: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the link of each struct rtnexthop, and where its number stands."""
-    at = 0
-    while at + 8 <= len(body):
-        length, index = struct.unpack_from("=HxxI", body, at)
-        if length < 8:
-            return
-        yield index, at + 4
-        at += (length + 3) & ~3
+    return any(here == index for here, _ in m.next_hops(found.get(m.RTA_MULTIPATH, b"")))
 
 
 def _neighbours(rtnl: Rtnl, family: int, index: int) -> Iterator[bytes]:
-    request = m.NEIGHBOUR.pack(family, 0, 0, 0, 0) + m.u32(_NDA_IFINDEX, index)
+    request = m.NEIGHBOUR.pack(family, 0, 0, 0, 0) + m.u32(m.NDA_IFINDEX, index)
     for body in rtnl.listed(m.RTM_GETNEIGH, request):
         found, here, state, _, _ = m.NEIGHBOUR.unpack_from(body)
         if found == family and here == index and state & m.NUD_PERMANENT:

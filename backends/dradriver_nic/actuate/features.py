@@ -4,18 +4,16 @@ By the ioctl, since each kernel and driver that knows features knows it. Facts: 
 ethtool_get_features_block and its neighbours; the older names are those of ethtool(8).
 """
 
-import fcntl
 import re
 import socket
 import struct
-from array import array
 from collections.abc import Mapping
 from typing import Self
 
 from dradriver.backend import BackendError
 from dradriver.model import shown
+from dradriver_nic.ethtool import ask
 
-_SIOCETHTOOL = 0x8946
 _GET_STRINGS = 0x1B
 _GET_PRIVATE_FLAGS = 0x27
 _SET_PRIVATE_FLAGS = 0x28
@@ -82,7 +80,8 @@ class Features:
             words[number // 32][0] |= 1 << number % 32
             words[number // 32][1] |= int(on) << number % 32
         body = struct.pack("=II", _SET_FEATURES, len(words))
-        _, result = self._call(name, body + b"".join(struct.pack("=II", *word) for word in words))
+        request = body + b"".join(struct.pack("=II", *word) for word in words)
+        _, result = ask(self._socket, name, request)
         if result & _REFUSED:
             raise BackendError(f"features {shown(', '.join(wanted))} of {name} cannot all be changed")
 
@@ -118,14 +117,7 @@ class Features:
         ]
 
     def _ask(self, name: str, request: bytes) -> bytes:
-        return self._call(name, request)[0]
-
-    def _call(self, name: str, request: bytes) -> tuple[bytes, int]:
-        """Return the answer of a request, and what the ioctl itself returned."""
-        buffer = array("B", request)
-        interface = struct.pack("16sP", name.encode()[:15], buffer.buffer_info()[0]).ljust(40, b"\0")
-        result = fcntl.ioctl(self._socket.fileno(), _SIOCETHTOOL, bytearray(interface), True)
-        return buffer.tobytes(), result if isinstance(result, int) else 0
+        return ask(self._socket, name, request)[0]
 
 
 def _features_body(command: int, count: int) -> bytes:

@@ -4,7 +4,7 @@ import errno
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from dradriver_nic.actuate import messages as m
+from dradriver_nic import messages as m
 from dradriver_nic.actuate.rtnl import RefusedError, Rtnl
 from dradriver_nic.inventory import Link
 from dradriver_nic.kernel import link_of
@@ -74,7 +74,7 @@ class Which:
             return False
         return self._is_hardware(link) if self.device else link.name == self.name
 
-    def fits_inside(self, seen: Seen, before: Seen | Link, base: int, name: str) -> bool:
+    def fits_inside(self, seen: Seen, before: Link, base: int, name: str) -> bool:
         """Return whether a link in a pod is it.
 
         before   how it was on the host, with `base`; `name` is what it is called in the pod

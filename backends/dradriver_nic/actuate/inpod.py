@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dradriver.backend import BackendError
-from dradriver_nic.actuate import messages as m
+from dradriver_nic import messages as m
 from dradriver_nic.actuate.before import routes_of, write_sysctl
 from dradriver_nic.actuate.features import Features, by_kernel_names
 from dradriver_nic.actuate.found import Seen, links_in, named

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from dradriver.backend import BackendError
+from dradriver.backend import BackendError, Work
 from dradriver.host import Host
 from dradriver.model import shown
 from dradriver_nic.actuate.rtnl import Rtnl
@@ -61,6 +61,17 @@ def pod_of(netns: str, home: Path | None) -> PodSpace:
 def number_of(namespace: Path | None) -> int:
     """Return the number of a namespace; that of this thread's where it is None. Raises OSError."""
     return (namespace or _OWN).stat().st_ino
+
+
+def pod_of_facts(work: Work, host: Host) -> PodSpace | None:
+    """Return the namespace that a step moved something to, by the facts `netns` and `file`, where it still lives.
+
+    After a reboot it does not, whichever one has its number then.
+    """
+    if work.rebooted:
+        return None
+    number = int(work.facts.get("netns") or 0)
+    return living(number, [work.netns, str(work.facts.get("file") or "")], host)
 
 
 def living(number: int, files: Iterable[str], host: Host) -> PodSpace | None:

@@ -9,7 +9,7 @@ from functools import partial
 
 from dradriver.backend import BackendError, TransientError
 from dradriver.model.text import plain
-from dradriver_nic.actuate import messages as m
+from dradriver_nic import messages as m
 from dradriver_nic.actuate.before import (
     FAMILIES,
     FLAGS,
@@ -18,7 +18,6 @@ from dradriver_nic.actuate.before import (
     addresses_on,
     leads_over,
     lifetimes,
-    next_hops,
     routes_of,
     write_sysctl,
 )
@@ -255,7 +254,7 @@ def route_request(body: bytes, before: int, index: int) -> bytes:
 
 def _over(hops: bytes, before: int, index: int) -> bytes:
     made = bytearray(hops)
-    for here, at in next_hops(hops):
+    for here, at in m.next_hops(hops):
         made[at - 2] &= m.RTNH_F_ONLINK
         if here == before:
             _HOP_BYTES.pack_into(made, at, index)

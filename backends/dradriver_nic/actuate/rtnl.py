@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dradriver.backend import BackendError
 from dradriver.model.text import plain
-from dradriver_nic.netlink import NLM_F_REQUEST, NLMSG_ERROR, Netlink, NetlinkError, attributes, messages
+from dradriver_nic.netlink import HEADER, NLMSG_ERROR, Netlink, NetlinkError, attributes
 
 NLM_F_ACK = 0x004
 NLM_F_REPLACE = 0x100
@@ -29,9 +29,6 @@ _SOL_NETLINK = 270
 _CAP_ACK = 10
 _EXT_ACK = 11
 _GET_STRICT_CHK = 12
-
-_HEADER = struct.Struct("=IHHII")
-_RECEIVE_BYTES = 1 << 17
 
 
 class RefusedError(NetlinkError):
@@ -62,19 +59,11 @@ class Rtnl(Netlink):
         return next(self._answers(kind, body, 0))
 
     def _answers(self, kind: int, body: bytes, flags: int) -> Iterator[bytes]:
-        number = next(self._sequence)
-        self.socket.send(
-            _HEADER.pack(_HEADER.size + len(body), kind, NLM_F_REQUEST | flags, number, 0) + body
-        )
-        while True:
-            for kind_now, flags_now, sequence, payload in messages(self.socket.recv(_RECEIVE_BYTES)):
-                if sequence != number:
-                    continue
-                if kind_now != NLMSG_ERROR:
-                    yield payload
-                    continue
+        for kind_now, flags_now, payload in self.answered(kind, body, flags):
+            if kind_now == NLMSG_ERROR:
                 _check(flags_now, payload)
                 return
+            yield payload
 
 
 def _check(flags: int, payload: bytes) -> None:
@@ -83,7 +72,7 @@ def _check(flags: int, payload: bytes) -> None:
     if not number:
         return
     text = os.strerror(number)
-    start = 4 + _HEADER.size
+    start = 4 + HEADER.size
     if not flags & _NLM_F_CAPPED and len(payload) >= start:
         # The request stands in between, as long as its own header says.
         start = 4 + ((struct.unpack_from("=I", payload, 4)[0] + 3) & ~3)

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dradriver_nic.actuate import messages as m
+from dradriver_nic import messages as m
 from dradriver_nic.actuate.rtnl import Rtnl
 from dradriver_nic.netlink import attribute, attribute_list, attributes
 

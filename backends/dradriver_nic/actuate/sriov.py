@@ -8,9 +8,8 @@ import os
 from collections.abc import Iterator
 
 from dradriver.backend import BackendError
-from dradriver.host import Host, pci_address
-from dradriver_nic.actuate import messages as m
-from dradriver_nic.functions import PCI_DIR
+from dradriver.host import PCI_DIR, Host, pci_address
+from dradriver_nic import messages as m
 from dradriver_nic.inventory import VFSettings
 
 
@@ -41,13 +40,11 @@ class Sriov:
 
     def address(self, physical: str, number: int) -> str | None:
         """Return the address of a virtual function; None where it is not there."""
-        target = self._host.read_link(f"{PCI_DIR}/{physical}/virtfn{number}")
-        return pci_address(target.rstrip("/").rpartition("/")[2]) if target else None
+        return pci_address(self._host.link_name(f"{PCI_DIR}/{physical}/virtfn{number}") or "")
 
     def driver(self, address: str) -> str:
         """Return the driver that a function is bound to; empty for none."""
-        target = self._host.read_link(f"{PCI_DIR}/{address}/driver")
-        return target.rstrip("/").rpartition("/")[2] if target else ""
+        return self._host.link_name(f"{PCI_DIR}/{address}/driver") or ""
 
 
 def changes(index: int, now: VFSettings, wanted: VFSettings) -> Iterator[tuple[str, bytes]]:

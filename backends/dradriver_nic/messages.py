@@ -1,6 +1,10 @@
-"""Bodies of rtnetlink requests. Numbers are those of linux/{if_link,if_addr,rtnetlink,fib_rules,neighbour}.h."""
+"""What rtnetlink's messages are made of, and bodies of requests.
+
+Numbers are those of linux/{if_link,if_addr,rtnetlink,nexthop,fib_rules,neighbour}.h.
+"""
 
 import struct
+from collections.abc import Iterator
 from ipaddress import ip_address, ip_interface, ip_network
 
 from dradriver_nic.netlink import attribute
@@ -8,8 +12,9 @@ from dradriver_nic.netlink import attribute
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK, RTM_SETLINK = 16, 17, 18, 19
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
 RTM_NEWROUTE, RTM_DELROUTE, RTM_GETROUTE = 24, 25, 26
-RTM_NEWNEIGH, RTM_DELNEIGH, RTM_GETNEIGH = 28, 29, 30
-RTM_NEWRULE, RTM_DELRULE, RTM_GETRULE = 32, 33, 34
+RTM_NEWNEIGH, RTM_GETNEIGH = 28, 30
+RTM_NEWRULE, RTM_DELRULE = 32, 33
+RTM_GETNEXTHOP = 106
 RTM_NEWLINKPROP, RTM_DELLINKPROP = 108, 109
 
 AF_UNSPEC, AF_INET, AF_INET6 = 0, 2, 10
@@ -22,6 +27,7 @@ IFLA_MTU = 4
 IFLA_LINK = 5
 IFLA_MASTER = 10
 IFLA_TXQLEN = 13
+IFLA_OPERSTATE = 16
 IFLA_LINKINFO = 18
 IFLA_INFO_KIND = 1
 IFLA_INFO_DATA = 2
@@ -31,12 +37,19 @@ IFLA_VF_INFO = 1
 IFLA_GROUP = 27
 IFLA_NET_NS_FD = 28
 IFLA_EXT_MASK = 29
+IFLA_PHYS_SWITCH_ID = 36
 IFLA_LINK_NETNSID = 37
+IFLA_PHYS_PORT_NAME = 38
 IFLA_GSO_MAX_SIZE = 41
 IFLA_XDP = 43
 IFLA_NEW_IFINDEX = 49
+IFLA_MIN_MTU = 50
+IFLA_MAX_MTU = 51
 IFLA_PROP_LIST = 52
 IFLA_ALT_IFNAME = 53
+IFLA_PERM_ADDRESS = 54
+IFLA_PARENT_DEV_NAME = 56
+IFLA_PARENT_DEV_BUS_NAME = 57
 IFLA_GRO_MAX_SIZE = 58
 IFLA_GSO_IPV4_MAX_SIZE = 63
 IFLA_GRO_IPV4_MAX_SIZE = 64
@@ -50,7 +63,8 @@ IFLA_VF_TRUST = 9
 IFLA_VF_VLAN_LIST = 12
 _IFLA_VF_VLAN_INFO = 1
 
-EXT_VF, EXT_SKIP_STATS = 1, 8
+_EXT_VF, _EXT_SKIP_STATS = 1, 8
+"""With the counters of its virtual functions the message of a physical one can be longer than a message may be."""
 
 MACVLAN_MODES = {"private": 1, "vepa": 2, "bridge": 4, "passthru": 8}
 _IFLA_MACVLAN_MODE = 1
@@ -64,8 +78,7 @@ IFA_BROADCAST = 4
 IFA_CACHEINFO = 6
 IFA_FLAGS = 8
 IFA_PROTO = 11
-IFA_F_TEMPORARY, IFA_F_NODAD, IFA_F_DADFAILED, IFA_F_TENTATIVE = 0x1, 0x2, 0x8, 0x40
-IFA_F_PERMANENT, IFA_F_MANAGETEMPADDR = 0x80, 0x100
+IFA_F_TEMPORARY, IFA_F_NODAD = 0x1, 0x2
 
 RTA_DST = 1
 RTA_OIF = 4
@@ -77,11 +90,16 @@ RTA_MULTIPATH = 9
 RTA_TABLE = 15
 RTA_NH_ID = 30
 _RTAX_MTU = 2
+RTM_F_CLONED = 0x200
 RTNH_F_ONLINK = 4
 RTN_UNICAST = 1
 RTPROT_KERNEL, RTPROT_STATIC, RTPROT_RA = 2, 4, 9
 RT_SCOPE_UNIVERSE, RT_SCOPE_LINK = 0, 253
 RT_TABLE_COMPAT, RT_TABLE_MAIN = 252, 254
+
+NHA_ID = 1
+NHA_GROUP = 2
+NHA_OIF = 5
 
 _FRA_DST = 1
 _FRA_SRC = 2
@@ -92,6 +110,7 @@ _FR_ACT_TO_TBL = 1
 
 _NDA_DST = 1
 _NDA_LLADDR = 2
+NDA_IFINDEX = 8
 NUD_PERMANENT = 0x80
 
 _NESTED = 0x8000
@@ -99,6 +118,7 @@ _NESTED = 0x8000
 LINK = struct.Struct("=BxHiII")
 ADDRESS = struct.Struct("=BBBBI")
 ROUTE = struct.Struct("=BBBBBBBBI")
+NEXTHOP = struct.Struct("=BBBBI")
 NEIGHBOUR = struct.Struct("=BxxxiHBB")
 
 
@@ -140,7 +160,7 @@ def up(index: int, *, is_up: bool = True) -> bytes:
 
 def link_mask() -> bytes:
     """Return the attribute by which a request asks for settings of virtual functions, and for no counters."""
-    return u32(IFLA_EXT_MASK, EXT_VF | EXT_SKIP_STATS)
+    return u32(IFLA_EXT_MASK, _EXT_VF | _EXT_SKIP_STATS)
 
 
 def mac(address: str) -> bytes:
@@ -260,6 +280,17 @@ def route(
         family_of(destination), network.prefixlen, 0, 0, small, RTPROT_STATIC, scope, RTN_UNICAST, flags
     )
     return body + b"".join(found)
+
+
+def next_hops(body: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the link of each struct rtnexthop of a route (RTA_MULTIPATH), and where its number stands."""
+    at = 0
+    while at + 8 <= len(body):
+        length, index = struct.unpack_from("=HxxI", body, at)
+        if length < 8:
+            return
+        yield index, at + 4
+        at += (length + 3) & ~3
 
 
 def rule(source: str, destination: str, table: int, priority: int = 0) -> bytes:
