@@ -188,6 +188,12 @@ def _parse(obj: object, kind: type[T]) -> T:
 
 def _check_text(value: Any, path: str) -> None:
     """Raise ClaimError where a string cannot be written as UTF-8: it could be neither journalled nor passed on."""
+    try:
+        msgspec.json.encode(value)
+    except (OverflowError, RecursionError, TypeError, ValueError):
+        pass  # For such a string, or for something else: the walk tells.
+    else:
+        return
     pending = [(value, path)]
     while pending:
         value, path = pending.pop()

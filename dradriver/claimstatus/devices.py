@@ -53,6 +53,21 @@ def place_of(device: DeviceRecord) -> Place:
     return allocated.driver, allocated.pool, allocated.device, allocated.share_id or ""
 
 
+def place_of_entry(entry: Mapping[str, Any]) -> Place:
+    """Return what tells an entry from others, whatever stands in it."""
+    return (
+        str(entry.get("driver")),
+        str(entry.get("pool")),
+        str(entry.get("device")),
+        str(entry.get("shareID") or ""),
+    )
+
+
+def timestamp(seconds: float) -> str:
+    """Return a time, in seconds since 1970, as the API has it."""
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def digest(entries: Iterable[Mapping[str, Any]]) -> str:
     """Return a short text that is another for other entries."""
     text = json.dumps(list(entries), sort_keys=True, separators=(",", ":"))
@@ -61,17 +76,13 @@ def digest(entries: Iterable[Mapping[str, Any]]) -> str:
 
 def is_told(entries: Iterable[Mapping[str, Any]], claim: object) -> bool:
     """Whether a claim object, as the server gave it out, has these entries already, whatever else it has."""
-    stored: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    stored: dict[Place, Mapping[str, Any]] = {}
     match claim:
         case {"status": {"devices": list(devices)}}:
             for found in devices:
                 if isinstance(found, Mapping):
-                    stored[_place(found)] = found
-    return all(_has(stored.get(_place(entry), {}), entry) for entry in entries)
-
-
-def _place(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    return entry.get("driver"), entry.get("pool"), entry.get("device"), entry.get("shareID") or ""
+                    stored[place_of_entry(found)] = found
+    return all(_has(stored.get(place_of_entry(entry), {}), entry) for entry in entries)
 
 
 def _has(stored: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
@@ -99,7 +110,7 @@ def _entry(record: Record, device: DeviceRecord) -> tuple[dict[str, Any], list[s
                 "reason": PREPARED,
                 "message": "",
                 # The claim is in this state since then, however often it is looked at.
-                "lastTransitionTime": _time(record.created),
+                "lastTransitionTime": timestamp(record.created),
             }
         ],
     }
@@ -133,7 +144,3 @@ def _size(value: object) -> int:
     """Return the bytes of a value as JSON, by the longest spelling that any server uses."""
     text = json.dumps(value, separators=(",", ":"))
     return len(text) + 5 * sum(text.count(char) for char in "<>&")
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -8,7 +8,7 @@ journal as a digest: after a restart, nothing that is there is asked for or writ
 import logging
 import threading
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,9 +45,6 @@ MAX_FAILURES = 3
 
 MAX_REFUSALS = 5
 """How often a claim is sent that the server says is wrong: now and then a webhook or a proxy says so in error."""
-
-MAX_PAUSE_SECONDS = 30.0
-"""The longest that the server may ask to be left alone."""
 
 IDLE_SECONDS = 0.5
 
@@ -135,7 +132,7 @@ class ClaimStatusWriter:
             if trouble is None:
                 waits = delays(FIRST_WAIT, LONGEST_WAIT)
             else:
-                self._clock.wait(stop, next(waits) + _extra_wait(trouble))
+                self._clock.wait(stop, next(waits) + extra_wait(trouble))
 
     def _is_due(self) -> bool:
         """Whether a claim that was put off is to be tried again."""
@@ -166,7 +163,7 @@ class ClaimStatusWriter:
         """Let a claim wait until it is worth another attempt; the others do not wait for it."""
         attempts = waiting.attempts + 1
         back_off = min(FIRST_WAIT * 2 ** min(attempts, 10), LONGEST_WAIT)
-        due = self._clock.now() + spread(back_off) + _extra_wait(error)
+        due = self._clock.now() + spread(back_off) + extra_wait(error)
         if may_pass(error):
             self._put_back(replace(waiting, due=due, attempts=attempts, trouble=str(error)))
         else:
@@ -254,20 +251,9 @@ class ClaimStatusWriter:
         statuses = device_statuses(records)
         if not statuses.entries or self._is_told(waiting, statuses.entries, digests, known):
             return digests
-        body = {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceClaim",
-            # With the UID, so that a claim which took the place of this one is not touched.
-            "metadata": {"name": ref.name, "namespace": ref.namespace, "uid": ref.uid},
-            "status": {"devices": list(statuses.entries)},
-        }
         try:
-            stored = self._client.apply(
-                claim_path(ref.namespace, ref.name, "status"),
-                body,
-                manager=MANAGER,
-                deadline=self._clock.now() + REQUEST_SECONDS,
-            )
+            deadline = self._clock.now() + REQUEST_SECONDS
+            stored = apply_devices(self._client, ref, statuses.entries, MANAGER, deadline)
             self._applied[ref.uid] = _version(stored)
         except StatusError as error:
             if may_pass(error) or not (is_over(error) or waiting.refusals + 1 >= MAX_REFUSALS):
@@ -337,6 +323,26 @@ def _digest(record: Record) -> str:
     return digest(device_statuses([record]).entries)
 
 
+def apply_devices(
+    client: Client, ref: ClaimRef, entries: Iterable[Mapping[str, Any]], manager: str, deadline: float
+) -> Any:
+    """Apply these entries of `status.devices`, and only these, as that field manager; return the answer.
+
+    deadline   time of the client's clock
+
+    Raises KubeError.
+    """
+    body = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        # With the UID, so that a claim which took the place of this one is not touched.
+        "metadata": {"name": ref.name, "namespace": ref.namespace, "uid": ref.uid},
+        "status": {"devices": list(entries)},
+    }
+    path = claim_path(ref.namespace, ref.name, "status")
+    return client.apply(path, body, manager=manager, deadline=deadline)
+
+
 def may_pass(error: StatusError) -> bool:
     """Whether the same request may succeed later: an overloaded server, a lost race, rights that are still to come."""
     if error.code == 409:
@@ -359,10 +365,10 @@ def is_over(error: StatusError) -> bool:
     return False
 
 
-def _extra_wait(trouble: Exception) -> float:
+def extra_wait(trouble: Exception) -> float:
     """Return the seconds to wait beyond the back-off."""
     if not isinstance(trouble, StatusError):
         return 0.0
     if trouble.code in {401, 403}:
         return FORBIDDEN_WAIT
-    return spread(min(trouble.retry_after or 0.0, MAX_PAUSE_SECONDS))
+    return spread(trouble.retry_after or 0.0)

@@ -11,22 +11,33 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
 
 from dradriver.backend import Binding
 from dradriver.backoff import delays
-from dradriver.claimstatus.writer import is_over, may_pass
+from dradriver.claimstatus import (
+    MAX_FAILURES,
+    MAX_REFUSALS,
+    REQUEST_SECONDS,
+    Place,
+    apply_devices,
+    extra_wait,
+    is_over,
+    may_pass,
+    place_of_entry,
+    timestamp,
+)
 from dradriver.clock import SYSTEM, Clock
 from dradriver.daemon.complaint import Complaint
 from dradriver.engine import Pool
-from dradriver.kube import CLAIMS, Client, KubeError, ListWatch, StatusError, UnreachableError, claim_path
+from dradriver.kube import CLAIMS, Client, KubeError, ListWatch, StatusError, UnreachableError, spread
 from dradriver.kube.errors import one_line
 from dradriver.model import ClaimRef
+from dradriver.publish import Loop
 from dradriver.publish.errors import explained
 
 log = logging.getLogger(__name__)
@@ -34,15 +45,7 @@ log = logging.getLogger(__name__)
 MANAGER: Final = "dradriver-binding"
 """A field manager of its own: what Prepare writes into the same entries later is another's."""
 
-REQUEST_SECONDS: Final = 10.0
 MAX_MESSAGE: Final = 1000
-MAX_FAILURES: Final = 3
-"""Claims in a row that may fail before the server is left alone for a while."""
-MAX_REFUSALS: Final = 5
-"""How often a claim is sent that the server says is wrong: now and then a webhook or a proxy says so in error."""
-
-Place = tuple[str, str, str, str]
-"""Driver, pool, device and share id (empty for none): by these the server tells entries apart."""
 
 
 class _Result(msgspec.Struct, frozen=True, rename="camel"):
@@ -83,12 +86,16 @@ class _Claim(msgspec.Struct, frozen=True):
 class _Waiting:
     """A claim that waits for devices of this node.
 
-    told   the true conditions that it has, by device, and since when
+    told     the true conditions that it has, by device, and since when
+    failed   what came of the last try, where that is worth another
+    due      time of the clock before which it is not tried again
     """
 
     ref: ClaimRef
     results: tuple[_Result, ...]
     told: Mapping[Place, Mapping[str, str]]
+    failed: KubeError | None = None
+    due: float = 0.0
 
     def is_settled(self) -> bool:
         """Whether the scheduler knows all that it waits for, or that there is nothing to wait for any more."""
@@ -120,7 +127,7 @@ class BindingWatch:
         """Why claims that wait are not seen or not told; empty while they are."""
         return self._watch.trouble or self._failing.text
 
-    def loops(self) -> Sequence[tuple[str, Callable[[threading.Event], None]]]:
+    def loops(self) -> Sequence[Loop]:
         """Return the loops: the watch of the claims, and the writer."""
         return (("claims that bind", self._watch.run), ("binding conditions", self.run))
 
@@ -156,13 +163,13 @@ class BindingWatch:
             if not self._due.wait(0.5):
                 continue
             self._due.clear()
-            trouble = self._write_all(stop)
+            trouble, pause = self._write_all(stop)
             if trouble:
-                self._failing.say(str(trouble))
+                self._failing.say(str(_explained(trouble)))
             else:
                 self._failing.end()
             if trouble or self._refusals:
-                self._clock.wait(stop, next(waits))
+                self._clock.wait(stop, next(waits) + pause)
                 self._due.set()
             else:
                 waits = delays(0.5, 10.0)
@@ -211,15 +218,22 @@ class BindingWatch:
         pool = self._pools.get(result.pool)
         return pool is not None and pool.driver == result.driver and bool(result.binding_conditions)
 
-    def _write_all(self, stop: threading.Event) -> OSError | None:
-        """Write all that is due; return what stands in the way of those that cannot be written."""
+    def _write_all(self, stop: threading.Event) -> tuple[KubeError | None, float]:
+        """Write all that is due.
+
+        Return what stands in the way of those that cannot be written, and for how many seconds beyond the back-off all
+        are to wait.
+        """
         with self._guard:
             waiting = list(self._waiting.items())
-        trouble: OSError | None = None
+        trouble: KubeError | None = None
         failures = 0
         for uid, claim in waiting:
-            if stop.is_set() or failures == MAX_FAILURES:
+            if stop.is_set() or failures >= MAX_FAILURES:
                 break
+            if claim.due > self._clock.now():
+                trouble = trouble or claim.failed
+                continue
             entries = [entry for result in claim.results if (entry := self._entry(claim, result))]
             if not _says_more(entries, claim.told):
                 with self._guard:
@@ -229,8 +243,9 @@ class BindingWatch:
                 answer = self._write(claim.ref, entries)
             except KubeError as error:
                 if not isinstance(error, StatusError) or may_pass(error):
-                    trouble = _explained(error)
+                    trouble = error
                     failures += 1 if isinstance(error, StatusError) else MAX_FAILURES
+                    self._put_off(uid, claim, error)
                     continue
                 if not is_over(error) and self._is_worth_another(uid):
                     continue
@@ -244,7 +259,16 @@ class BindingWatch:
                     self._take(uid, self._read(answer) if answer else None)
                 if answer:
                     self._answered[uid] = _version(answer) or 0
-        return trouble
+        return trouble, extra_wait(trouble) if trouble and failures >= MAX_FAILURES else 0.0
+
+    def _put_off(self, uid: str, claim: _Waiting, error: KubeError) -> None:
+        """Let a claim wait behind all others, and for as long as the server asks."""
+        asked = error.retry_after if isinstance(error, StatusError) else None
+        with self._guard:
+            if self._waiting.get(uid) is claim:
+                del self._waiting[uid]
+                due = self._clock.now() + spread(asked or 0.0)
+                self._waiting[uid] = replace(claim, failed=error.with_traceback(None), due=due)
 
     def _is_worth_another(self, uid: str) -> bool:
         """Count a refusal; return whether the claim may be sent once more."""
@@ -276,7 +300,7 @@ class BindingWatch:
         }
         if not true:
             return None
-        now = datetime.fromtimestamp(int(time.time()), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = timestamp(time.time())
         since = claim.told.get(_place(result), {})
         return {
             "driver": result.driver,
@@ -297,17 +321,8 @@ class BindingWatch:
 
     def _write(self, ref: ClaimRef, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Write the entries; return the claim as it is then. Raises KubeError."""
-        answer = self._client.apply(
-            claim_path(ref.namespace, ref.name, "status"),
-            {
-                "apiVersion": "resource.k8s.io/v1",
-                "kind": "ResourceClaim",
-                "metadata": {"name": ref.name, "namespace": ref.namespace, "uid": ref.uid},
-                "status": {"devices": list(entries)},
-            },
-            manager=MANAGER,
-            deadline=self._clock.now() + REQUEST_SECONDS,
-        )
+        deadline = self._clock.now() + REQUEST_SECONDS
+        answer = apply_devices(self._client, ref, entries, MANAGER, deadline)
         match answer:
             case {"metadata": {}}:
                 log.info("claim %s is told of the binding conditions of its devices", ref)
@@ -334,7 +349,7 @@ def _place(result: _Result) -> Place:
 def _told(devices: Iterable[Mapping[str, Any]]) -> dict[Place, dict[str, str]]:
     """Return the conditions that are true by device, with the time since when."""
     return {
-        _place_of(one): {
+        place_of_entry(one): {
             str(condition.get("type")): str(condition.get("lastTransitionTime") or "")
             for condition in _listed(one.get("conditions"))
             if isinstance(condition, Mapping) and condition.get("status") == "True"
@@ -347,19 +362,10 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _place_of(entry: Mapping[str, Any]) -> Place:
-    return (
-        str(entry.get("driver")),
-        str(entry.get("pool")),
-        str(entry.get("device")),
-        str(entry.get("shareID") or ""),
-    )
-
-
 def _says_more(entries: Iterable[Mapping[str, Any]], told: Mapping[Place, Mapping[str, str]]) -> bool:
     """Whether entries have conditions that the claim was not told of."""
     return any(
-        condition["type"] not in told.get(_place_of(entry), {})
+        condition["type"] not in told.get(place_of_entry(entry), {})
         for entry in entries
         for condition in entry["conditions"]
     )

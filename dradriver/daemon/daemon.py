@@ -30,6 +30,7 @@ from dradriver.engine import (
 )
 from dradriver.filelock import FileLock
 from dradriver.host import Host
+from dradriver.kube import unobserved
 from dradriver.kubelet import HealthBoard, Plugin, SocketPaths, remove_dead
 from dradriver_cdi import Store
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 4.0
-"""From the signal to the end; running calls get most of it."""
+"""From the signal to the end, the deletion of slices left aside; running calls get most of it."""
 
 WITHDRAW_SECONDS = 5.0
 """How long the stop waits, where the slices are to be deleted, for the API server."""
@@ -77,7 +78,7 @@ class Daemon:
             settings,
             self.pools,
             self._wake_publishing,
-            self._metrics.request if self._metrics else _unobserved,
+            self._metrics.request if self._metrics else unobserved,
         )
         self.publishing = Publishing(
             self.pools.all,
@@ -121,7 +122,10 @@ class Daemon:
             self._supervisor.start("metrics", self._metrics.serving(*self.settings.metrics))
 
     def stop(self) -> list[str]:
-        """Stop within STOP_SECONDS; return the names of loops that did not end."""
+        """Stop within STOP_SECONDS; return the names of loops that did not end.
+
+        Where the slices are to be deleted at the stop, that may take up to WITHDRAW_SECONDS more.
+        """
         deadline = time.monotonic() + STOP_SECONDS
         self._supervisor.stop.set()
         self.gate.close()
@@ -140,8 +144,10 @@ class Daemon:
         kubernetes = self.settings.kubernetes
         if self.gate.engine and kubernetes and kubernetes.withdraw_at_stop:
             withdrawing = threading.Thread(target=self.publishing.withdraw, daemon=True)
+            began = time.monotonic()
             withdrawing.start()
             withdrawing.join(WITHDRAW_SECONDS)
+            deadline += time.monotonic() - began
         # What waits for an API server that does not answer ends by this.
         self._around.close()
         if left:
@@ -294,7 +300,7 @@ class Daemon:
         if changed:
             self.publishing.seen(pool)
         # What a claim waits for may show in the inventory alone, and change nothing of the offer.
-        self._around.seen(pool)
+        self._around.seen()
         self._report(pool.driver)
 
     def _changed(self, pool: Pool) -> None:
@@ -316,10 +322,6 @@ class Daemon:
         before = self.health.snapshot(driver).states
         pools = self.pools.of_driver(driver)
         self.health.update(driver, device_states(pools, self._in_use.get(driver, frozenset()), before))
-
-
-def _unobserved(verb: str, code: int, seconds: float) -> None:
-    """Count no requests: nobody asks for metrics."""
 
 
 def _check_mapping(journal: Journal, pools: Pools) -> None:

@@ -46,7 +46,6 @@ class Metrics:
         # A series with a start time beside each counter and histogram: twice the series, and nobody asks for them.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self._facts = facts
         self._calls = Histogram(
             "dradriver_call_seconds",
             "Time that calls of the kubelet took.",

@@ -1,6 +1,5 @@
 """Where claims come from and slices go to: the API server, or files."""
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -10,12 +9,9 @@ from dradriver.claims.api import ApiClaims
 from dradriver.claimstatus import ClaimStatusWriter
 from dradriver.config import Kubernetes, Settings, SettingsError
 from dradriver.daemon.binding import BindingWatch
-from dradriver.engine import Journal, Pool, Pools, Record
-from dradriver.kube import Client, EventRecorder, KubeError, connect
-from dradriver.publish import ApiPublisher, FilePublisher, Publisher
-
-Loop = tuple[str, Callable[[threading.Event], None]]
-Observed = Callable[[str, int, float], None]
+from dradriver.engine import Journal, Pools, Record
+from dradriver.kube import Client, EventRecorder, KubeError, Observed, connect
+from dradriver.publish import ApiPublisher, FilePublisher, Loop, Publisher
 
 
 class Surroundings(Protocol):
@@ -52,8 +48,8 @@ class Surroundings(Protocol):
     def prepared(self, record: Record, claim: object) -> None:
         """Take note of a prepared claim, and of its object as it was read. Quick."""
 
-    def seen(self, pool: Pool) -> None:
-        """Take note of a pool whose hardware was looked at. Quick."""
+    def seen(self) -> None:
+        """Take note that hardware was looked at. Quick."""
 
     def troubles(self) -> Sequence[str]:
         """Return what does not work now beside the publishing itself; quick."""
@@ -83,7 +79,7 @@ class Files:
     def prepared(self, record: Record, claim: object) -> None:
         """Write no status: the claims are somebody else's files."""
 
-    def seen(self, pool: Pool) -> None:
+    def seen(self) -> None:
         """Leave it at the slices."""
 
     def troubles(self) -> Sequence[str]:
@@ -142,9 +138,8 @@ class Cluster:
         if self.status:
             self.status.prepared(record, claim)
 
-    def seen(self, pool: Pool) -> None:
-        """Have claims told that wait for a device of the pool, where it is ready now."""
-        del pool
+    def seen(self) -> None:
+        """Have claims told that wait for a device which is ready now."""
         if self.binding:
             self.binding.seen()
 

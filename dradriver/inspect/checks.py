@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 
 from dradriver.config import Settings, SettingsError, load_backends
+from dradriver.daemon.report import Report
 from dradriver.engine import Pool, Pools, Record, refresh_all
 from dradriver.host import Host, read_topology
 from dradriver.inspect.cdi import check_cdi_conflicts, check_cdi_directory, check_cdi_files
@@ -17,8 +18,8 @@ from dradriver.inspect.kubelet import (
     check_same_path,
     check_socket_paths,
 )
-from dradriver.inspect.nri import check_nri, told_status
-from dradriver.inspect.published import check_published, unpublished_mend
+from dradriver.inspect.nri import check_nri
+from dradriver.inspect.published import check_published, told_report, unpublished_mend
 from dradriver.inspect.result import Check, counted, error, ok, warning
 from dradriver.inspect.runtime import check_runtime
 from dradriver.inspect.state import check_journal, check_lock, check_state_directory
@@ -59,6 +60,7 @@ def check_node(settings: Settings | SettingsError, *, own_directory: bool) -> li
     topology = read_topology(host)
     mountinfo = Host().read_text("proc/self/mountinfo") or ""
     state, records, active = _state(settings, mountinfo, own_directory=own_directory)
+    report = told_report(settings.state)
     backends = _backends(pools, settings.node, topology.notes)
     return [
         _configuration(settings),
@@ -70,7 +72,7 @@ def check_node(settings: Settings | SettingsError, *, own_directory: bool) -> li
         *backends,
         *state,
         *check_published(
-            settings.state,
+            report,
             settings.node,
             [name for name, _ in settings.drivers],
             active=active,
@@ -79,7 +81,7 @@ def check_node(settings: Settings | SettingsError, *, own_directory: bool) -> li
         *_kubelet(settings, mountinfo, active, own_directory=own_directory),
         *_cdi(settings, records),
         *check_runtime(host, settings.cdi, own_directory=own_directory),
-        check_nri(settings.runtime, told_status(settings.state), active=active),
+        check_nri(settings.runtime, report.runtime if isinstance(report, Report) else None, active=active),
     ]
 
 

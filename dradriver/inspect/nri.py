@@ -1,9 +1,6 @@
 """Check of the way to the container runtime: what only it can do is refused while it cannot be asked."""
 
-from pathlib import Path
-
 from dradriver.config import Runtime
-from dradriver.daemon.report import read_report
 from dradriver.inspect.files import exists
 from dradriver.inspect.result import Check, ok, unknown, warning
 from dradriver.nri import NriState, NriStatus
@@ -32,15 +29,6 @@ def check_nri(runtime: Runtime, status: NriStatus | None, *, active: bool | None
     if not exists(runtime.socket):
         return warning(_NAME, f"there is no socket at {runtime.socket}", _ENABLE)
     return unknown(_NAME, f"{runtime.socket} is there, and no daemon tells of it", "start the daemon")
-
-
-def told_status(state: Path) -> NriStatus | None:
-    """Return what the daemon last told in its state directory of the runtime, None where that cannot be read."""
-    try:
-        report = read_report(state)
-    except (OSError, ValueError):
-        return None
-    return report.runtime if report else None
 
 
 def _told(status: NriStatus) -> Check:

@@ -34,8 +34,16 @@ def unpublished_mend(offered: int) -> str:
     return _REST if offered else _NOTHING
 
 
+def told_report(state: Path) -> Report | str | None:
+    """Return what the daemon last told in its state directory: None for nothing, text for why it cannot be read."""
+    try:
+        return read_report(state)
+    except (OSError, ValueError) as problem:
+        return f"{state / FILE}: {problem}"
+
+
 def check_published(
-    state: Path,
+    report: Report | str | None,
     node: str,
     drivers: Collection[str],
     *,
@@ -44,16 +52,16 @@ def check_published(
 ) -> list[Check]:
     """Check that the slices are as they should be, and whole.
 
-    state    the daemon's state directory
+    report   as of `told_report`
     node     the name of the node in the configuration
     drivers  the drivers in the configuration
     active   whether a daemon holds the lock; None where unknown
     known    what was said already of what cannot be published
     """
-    try:
-        report = read_report(state)
-    except (OSError, ValueError) as problem:
-        return [unknown("published slices", f"{state / FILE}: {problem}", "run as root")]
+    if isinstance(report, str):
+        return [unknown("published slices", report, "run as root")]
+    if report is None and active:
+        return [unknown("published slices", "the active daemon has told nothing yet", "ask again in a moment")]
     if report is None or active is False:
         return [unknown("published slices", "no daemon is active, which would tell", "start the daemon")]
     where = report.server or "files"

@@ -1,6 +1,6 @@
 """The Kubernetes API server as a client sees it."""
 
-from dradriver.kube.client import Client, default_user_agent
+from dradriver.kube.client import Client, Observed, default_user_agent, unobserved
 from dradriver.kube.connection import SERVICE_ACCOUNT, TLS, Access, Connection, in_cluster
 from dradriver.kube.errors import (
     Cause,
@@ -33,6 +33,7 @@ __all__ = [
     "KubeError",
     "ListWatch",
     "MalformedError",
+    "Observed",
     "StatusError",
     "StoppedError",
     "Successes",
@@ -46,4 +47,5 @@ __all__ = [
     "node_path",
     "slice_path",
     "spread",
+    "unobserved",
 ]

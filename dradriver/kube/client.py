@@ -42,7 +42,7 @@ def default_user_agent() -> str:
     return f"dradriver/{own} (linux/{os.uname().machine})"
 
 
-def _unobserved(verb: str, code: int, seconds: float) -> None:
+def unobserved(verb: str, code: int, seconds: float) -> None:
     """Tell nobody."""
 
 
@@ -79,7 +79,7 @@ class Client:
         qps: float = 20.0,
         burst: int = 40,
         clock: Clock = SYSTEM,
-        observed: Observed = _unobserved,
+        observed: Observed = unobserved,
     ) -> None:
         """`qps` requests a second are sent, after `burst` at once, beside urgent ones. `observed` must not raise."""
         self.clock = clock
@@ -135,11 +135,9 @@ class Client:
         """Create an object, and return it as stored. `stop` as for `get`."""
         return self._exchange(_Request("create", "POST", path, query, body), deadline, stop)
 
-    def replace(
-        self, path: str, body: Any, query: Mapping[str, str] | None = None, *, deadline: float | None = None
-    ) -> Any:
+    def replace(self, path: str, body: Any) -> Any:
         """Replace an object, and return it as stored."""
-        return self._exchange(_Request("update", "PUT", path, query, body), deadline)
+        return self._exchange(_Request("update", "PUT", path, body=body))
 
     def delete(
         self,
@@ -152,21 +150,12 @@ class Client:
         """Delete an object; `body` is a DeleteOptions object, as with preconditions."""
         return self._exchange(_Request("delete", "DELETE", path, query, body), deadline)
 
-    def apply(
-        self,
-        path: str,
-        body: Any,
-        *,
-        manager: str,
-        force: bool = True,
-        query: Mapping[str, str] | None = None,
-        deadline: float | None = None,
-    ) -> Any:
+    def apply(self, path: str, body: Any, *, manager: str, deadline: float | None = None) -> Any:
         """Apply fields of an object server side, as field manager `manager`, and return it as stored.
 
-        `force` takes over fields that another manager owns; without it that is a conflict (409).
+        Fields that another manager owns are taken over.
         """
-        query = {**(query or {}), "fieldManager": manager, "force": "true" if force else "false"}
+        query = {"fieldManager": manager, "force": "true"}
         # The content type asks for YAML; JSON is a part of it.
         return self._exchange(_Request("patch", "PATCH", path, query, body, _APPLY), deadline)
 
@@ -207,7 +196,7 @@ class Client:
         return Limits(self.clock, deadline, *stops, waiting=waiting)
 
     def _exchange(
-        self, request: _Request, deadline: float | None, stop: threading.Event | None = None
+        self, request: _Request, deadline: float | None = None, stop: threading.Event | None = None
     ) -> Any:
         limits = self._limits(self.clock.now() + DEFAULT_SECONDS if deadline is None else deadline, stop)
         transport, response = self._open(request, limits)

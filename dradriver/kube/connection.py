@@ -18,7 +18,7 @@ from dradriver.kube.limits import Limits
 from dradriver.model.text import shown
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where the kubelet keeps a pod's token, the CA and the namespace."""
+"""Where the kubelet keeps a pod's token and the CA."""
 
 REREAD_SECONDS = 10.0
 """The files of a pod are read again that often, whatever their times of change say."""
@@ -72,10 +72,9 @@ class Connection:
     The kinds that change answer `access` and `renewed` anew. Both may be called from several threads.
     """
 
-    def __init__(self, server: str, *, token: str = "", tls: TLS = TLS(), namespace: str = "") -> None:
+    def __init__(self, server: str, *, token: str = "", tls: TLS = TLS()) -> None:
         """Raise KubeError where the URL or the token is none."""
         self.server = checked_server(server)
-        self.namespace = namespace
         self._access = Access(self.server, bearer(token) if token else "", tls)
 
     def access(self, limits: Limits) -> Access:
@@ -104,7 +103,6 @@ class InCluster(Connection):
         self._signature = _signatures(self._files)
         self._access = self._read()
         self._read_at = clock.now()
-        self.namespace = self._namespace()
 
     def access(self, limits: Limits) -> Access:
         """Return what the files say, read anew where they changed or were last read a while ago."""
@@ -151,12 +149,6 @@ class InCluster(Connection):
             bearer(_text_of(token), f"the token in {token}"),
             TLS(ca=certificates(read_file(ca), str(ca))),
         )
-
-    def _namespace(self) -> str:
-        try:
-            return _text_of(self._directory / "namespace")
-        except KubeError:
-            return ""  # of no use to us but for display
 
 
 def in_cluster(

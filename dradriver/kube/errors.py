@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from dradriver.model.text import printable
+
 MAX_TEXT = 500
 """Characters of a message; servers and proxies write what they like."""
 
@@ -18,9 +20,7 @@ wait for; a longer time, or a date far away, is a proxy's or a clock's mistake m
 
 def one_line(text: str, limit: int = MAX_TEXT) -> str:
     """Return `text` in one line of printable characters, cut after `limit`."""
-    line = " ".join(text.split())
-    if not line.isprintable():
-        line = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+    line = printable(text)
     return line if len(line) <= limit else f"{line[:limit]}..."
 
 

@@ -67,16 +67,10 @@ class _Chosen:
     files: tuple[Path, ...]
     secrets: tuple[str, ...] = field(repr=False)
 
-    @property
-    def namespace(self) -> str:
-        value = self.context["context"].get("namespace")
-        return value if isinstance(value, str) else ""
-
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
     access: Access
-    namespace: str
     signatures: Mapping[Path, object]
     seconds: float | None  # that it is good for
 
@@ -115,7 +109,7 @@ class Kubeconfig(Connection):
         self._failed = ""
         self._complaint = ""
         loaded = self._again(Limits(clock, clock.now() + LOAD_SECONDS))
-        super().__init__(loaded.access.server, namespace=loaded.namespace)
+        super().__init__(loaded.access.server)
         self._access = loaded.access
 
     def access(self, limits: Limits) -> Access:
@@ -374,7 +368,7 @@ def _load(chosen: _Chosen) -> _Loaded:
     )
     expiry = getattr(loader, "expiry", None)
     seconds = (expiry - datetime.now(UTC)).total_seconds() if isinstance(expiry, datetime) else None
-    return _Loaded(access, chosen.namespace, signatures, seconds)
+    return _Loaded(access, signatures, seconds)
 
 
 def _tls(configuration: Any, *, verify: bool) -> TLS:

@@ -333,7 +333,15 @@ def _version(changed: dict[str, Any]) -> str:
 
 def _is_older(version: str, known: str) -> bool:
     """Whether a resource version is older than another: those of a kind are numbers that rise (KEP-5504)."""
-    return all(text.isascii() and text.isdecimal() for text in (version, known)) and int(version) < int(known)
+    return all(text.isascii() and text.isdecimal() for text in (version, known)) and _rank(version) < _rank(
+        known
+    )
+
+
+def _rank(number: str) -> tuple[int, str]:
+    """Return what numbers compare by, of however many digits: Python reads no more than 4,300."""
+    digits = number.lstrip("0")
+    return len(digits), digits
 
 
 def _beginning(line: bytes) -> str:

@@ -5,9 +5,7 @@ import threading
 
 from dradriver.backoff import delays
 from dradriver.clock import Clock
-
-SLICE_SECONDS = 0.2
-"""How late a wish to stop is seen at most. Seconds of the machine, not of the clock."""
+from dradriver.kube.limits import SLICE_SECONDS
 
 JITTER_SECONDS = 0.3
 """What is waited all the same, at most: those that are woken together do not ask together."""

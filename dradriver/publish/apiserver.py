@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from dradriver.clock import SYSTEM, Clock
-from dradriver.kube import SLICES, Client, ListWatch, StatusError
+from dradriver.kube import SLICES, Client, ListWatch
 from dradriver.model import PoolContent, shown
 from dradriver.publish.api import PublishResult
-from dradriver.publish.errors import PublishError, explained, part
+from dradriver.publish.errors import PublishError
 from dradriver.publish.keeper import PoolKeeper
 from dradriver.publish.learn import Learner
-from dradriver.publish.link import Link, delete_slice, selector
+from dradriver.publish.link import Link, delete_slice, list_slices, selector
 from dradriver.publish.owner import NodeOwner
 from dradriver.publish.reconcile import MANAGED_BY, MANAGER
 from dradriver.publish.retry import OUTAGE_SECONDS, Patience, Reachable, Retry
@@ -288,12 +288,7 @@ class ApiPublisher:
         return PublishResult(removed=removed)
 
     def _on_this_node(self) -> list[Stored]:
-        query = {"fieldSelector": f"spec.nodeName={self._node}"}
-        try:
-            answer = self._client.list(SLICES, query)
-        except StatusError as error:
-            raise explained(error, "list", "resourceslices") from error
-        return self._reader.all(part(answer, "items") or ())
+        return self._reader.all(list_slices(self._client, f"spec.nodeName={self._node}"))
 
     def _is_stale(self, stored: Stored) -> bool:
         """Whether a slice is ours, of a pool that is neither configured nor published."""

@@ -131,10 +131,7 @@ class FilePublisher:
             return PublishResult(removed=tuple(self._reconcile(_Kept(named))[1]))
 
     def _earlier(self, kept: _Kept) -> Earlier:
-        """Return what an earlier process left of a pool, and clear away what it left half done.
-
-        Slices at the end that hold nothing are let go; nowhere else does a pool become smaller.
-        """
+        """Return what an earlier process left of a pool, and clear away what it left half done."""
         for path in self._matching(kept.pool, _LEFTOVER):
             _remove(path)
         specs: dict[int, Body] = {}
@@ -142,11 +139,7 @@ class FilePublisher:
             spec = spec_of(self._content(kept, number, path), kept.pool)
             if spec is not None:
                 specs[number] = spec
-        filled = (number for number, spec in specs.items() if "devices" in spec or "sharedCounters" in spec)
-        return Earlier(
-            tuple(specs.get(number) for number in range(max(filled, default=-1) + 1)),
-            max((spec["pool"]["generation"] for spec in specs.values()), default=0),
-        )
+        return Earlier.of(specs)
 
     def _reconcile(self, kept: _Kept) -> tuple[list[str], list[str]]:
         """Bring the files of a pool to its specs; return the names written and removed."""

@@ -6,7 +6,16 @@ from dradriver.clock import Clock
 from dradriver.kube import SLICES, Client, StatusError
 from dradriver.model.names import pool_name
 from dradriver.publish.errors import PublishError, explained, part
-from dradriver.slices import ApiFeatures, Body, features_of, learned, only, probes, still_stored
+from dradriver.slices import (
+    ApiFeatures,
+    Body,
+    features_of,
+    learned,
+    only,
+    probes,
+    slice_object,
+    still_stored,
+)
 
 REFUSED = frozenset({400, 422})
 """Answers to an object that is invalid; 400 where it cannot even be decoded."""
@@ -126,11 +135,6 @@ class Learner:
 
 def dry_run(client: Client, spec: Body) -> Body:
     """Return what the API server would store of a spec. Raises KubeError."""
-    body = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceSlice",
-        "metadata": {"generateName": "dradriver-probe-"},
-        "spec": spec,
-    }
+    body = slice_object({"generateName": "dradriver-probe-"}, spec)
     answer: Body = part(client.create(SLICES, body, {"dryRun": "All"}), "spec")
     return answer

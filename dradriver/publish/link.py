@@ -1,6 +1,8 @@
 """How the slices of one driver are reached: what its pools share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dradriver.clock import Clock
 from dradriver.kube import SLICES, Client, StatusError, slice_path
@@ -28,12 +30,7 @@ class Link:
         """List the slices where it is not known which there are. Raises OSError."""
         if self.cache.unsure or not self.cache.listed:
             mark = self.cache.mark()
-            query = {"fieldSelector": selector(self.node, self.driver)}
-            try:
-                answer = self.client.list(SLICES, query)
-            except StatusError as error:
-                raise explained(error, "list", "resourceslices") from error
-            self.cache.listed_since(mark, part(answer, "items") or ())
+            self.cache.listed_since(mark, list_slices(self.client, selector(self.node, self.driver)))
 
     def delete(self, stored: Stored) -> None:
         """Delete a slice; one that is gone, or another of its name, is left alone. Raises OSError."""
@@ -48,6 +45,15 @@ class Link:
 def selector(node: str, driver: str) -> str:
     """Return the field selector of the slices of a driver on a node."""
     return f"spec.nodeName={node},spec.driver={driver}"
+
+
+def list_slices(client: Client, fields: str) -> Sequence[Any]:
+    """Return the slices that a field selector lets through, as they were sent. Raises OSError."""
+    try:
+        answer = client.list(SLICES, {"fieldSelector": fields})
+    except StatusError as error:
+        raise explained(error, "list", "resourceslices") from error
+    return part(answer, "items") or ()
 
 
 def delete_slice(client: Client, stored: Stored) -> None:

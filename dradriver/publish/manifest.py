@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 import yaml
 
-from dradriver.slices import Body, Pool
+from dradriver.slices import UNSOUND_GENERATION, Body, Pool, slice_object
 
 try:
     from yaml import CSafeDumper as _BaseDumper
@@ -41,7 +41,7 @@ class _Named(msgspec.Struct):
 
 class _PoolRef(msgspec.Struct, rename="camel"):
     name: str
-    generation: Annotated[int, msgspec.Meta(ge=1, lt=2**62)]
+    generation: Annotated[int, msgspec.Meta(ge=1, lt=UNSOUND_GENERATION)]
     resource_slice_count: int
 
 
@@ -59,12 +59,7 @@ class _Manifest(msgspec.Struct):
 
 def manifest(pool: Pool, number: int, spec: Body) -> Body:
     """Return the complete ResourceSlice object of one slice of a pool."""
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceSlice",
-        "metadata": {"name": pool.slice_name(number)},
-        "spec": spec,
-    }
+    return slice_object({"name": pool.slice_name(number)}, spec)
 
 
 def dumped(body: Body) -> bytes:

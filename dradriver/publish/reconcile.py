@@ -10,14 +10,21 @@ from dataclasses import dataclass, field
 
 from dradriver.model import PoolContent
 from dradriver.publish.stored import Stored
-from dradriver.slices import ApiFeatures, Body, Earlier, Pool, PoolSpecs, next_generation, pool_specs, same
+from dradriver.slices import (
+    UNSOUND_GENERATION,
+    ApiFeatures,
+    Body,
+    Earlier,
+    Pool,
+    PoolSpecs,
+    pool_specs,
+    same,
+    slice_object,
+)
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "dradriver"
 """The label by which slices of drivers that are no longer configured are known to be ours."""
-
-_UNSOUND_GENERATION = 2**62
-"""A generation from here on was written by somebody else, and leaves no room for higher ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,31 +200,25 @@ def _earlier(kept: Mapping[int, Stored], memory: Memory) -> Earlier:
         if number < stored.spec["pool"]["resourceSliceCount"]
     }
     specs |= {number: sent.spec for number, sent in memory.sent.items()}
-    if memory.complete:
-        end = max(specs, default=-1) + 1
-    else:
-        filled = [
-            number for number, spec in specs.items() if spec.get("devices") or spec.get("sharedCounters")
-        ]
-        end = max(filled, default=-1) + 1
-    newest = memory.generation or max((spec["pool"]["generation"] for spec in specs.values()), default=0)
-    return Earlier(tuple(specs.get(number) for number in range(end)), newest)
+    return Earlier.of(specs, generation=memory.generation, whole=memory.complete)
 
 
 def _sound(spec: Body) -> Body:
-    if spec["pool"]["generation"] < _UNSOUND_GENERATION:
+    if spec["pool"]["generation"] < UNSOUND_GENERATION:
         return spec
     return spec | {"pool": spec["pool"] | {"generation": 0}}
 
 
 def _generation(specs: Sequence[Body], kept: Mapping[int, Stored], earlier: Earlier) -> int:
+    """Return the generation to write: that of specs which follow `earlier`, or the one that is to be completed."""
     newest = earlier.generation
     current = [number for number, stored in kept.items() if stored.generation == newest]
     counts = {kept[number].spec["pool"]["resourceSliceCount"] for number in current}
     fitting = counts <= {len(specs)} and all(number < len(specs) for number in current)
     if newest and fitting and len(current) < len(specs):
         return newest
-    return next_generation(earlier, specs)
+    following: int = specs[0]["pool"]["generation"]
+    return following
 
 
 def _settled(wanted: Body, stored: Stored, sent: Sent | None, owner: Owner) -> bool:
@@ -258,7 +259,7 @@ def _object(pool: Pool, number: int, spec: Body, stored: Stored | None, owner: O
         ]
     metadata["labels"] = {**labels, MANAGED_BY: MANAGER}
     metadata["ownerReferences"] = [owner.reference, *owners]
-    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
+    return slice_object(metadata, spec)
 
 
 class _Times:

@@ -4,13 +4,14 @@
 """
 
 from dradriver.slices.check import LeftOut
-from dradriver.slices.diff import Earlier, next_generation, same
-from dradriver.slices.encode import Body, NodeAllocatableField
+from dradriver.slices.diff import UNSOUND_GENERATION, Earlier, next_generation, same
+from dradriver.slices.encode import Body, NodeAllocatableField, slice_object
 from dradriver.slices.features import ApiFeatures, Feature, features_of, learned, probes, still_stored
 from dradriver.slices.pool import Pool, PoolSpecs, pool_specs
 from dradriver.slices.refusal import offenders, only
 
 __all__ = [
+    "UNSOUND_GENERATION",
     "ApiFeatures",
     "Body",
     "Earlier",
@@ -27,5 +28,6 @@ __all__ = [
     "pool_specs",
     "probes",
     "same",
+    "slice_object",
     "still_stored",
 ]

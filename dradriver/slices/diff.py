@@ -3,12 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from dradriver.model import json_quantity
 from dradriver.slices.encode import Body, NodeAllocatableField
+
+UNSOUND_GENERATION: Final = 2**62
+"""A generation from here on was written by somebody else, and leaves no room for higher ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,22 @@ class Earlier:
 
     specs: tuple[Body | None, ...] = ()
     generation: int = 0
+
+    @classmethod
+    def of(cls, specs: Mapping[int, Body], *, generation: int = 0, whole: bool = False) -> "Earlier":
+        """Return what these specs, by slice number, are to be gone on from.
+
+        generation   the highest one, where it is known; else that of the specs
+        whole        nothing is let go; else slices at the end are that hold nothing, as nowhere else a pool becomes
+                     smaller
+        """
+        kept = (
+            number
+            for number, spec in specs.items()
+            if whole or spec.get("devices") or spec.get("sharedCounters")
+        )
+        newest = generation or max((spec["pool"]["generation"] for spec in specs.values()), default=0)
+        return cls(tuple(specs.get(number) for number in range(max(kept, default=-1) + 1)), newest)
 
 
 NOTHING = Earlier()

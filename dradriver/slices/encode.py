@@ -1,4 +1,4 @@
-"""Devices and counter sets as resource.k8s.io/v1 JSON.
+"""Slices, devices and counter sets as resource.k8s.io/v1 JSON.
 
 The functions here trust their input: `dradriver.slices.check` has looked at it before. What is empty is
 omitted, since an empty list counts as present to the API server.
@@ -35,6 +35,11 @@ class NodeAllocatableField(Enum):
     """Kubernetes 1.36: multipliers only, no overhead."""
     RESOURCES = "nodeAllocatableResources"
     """Kubernetes 1.37."""
+
+
+def slice_object(metadata: Body, spec: Body) -> Body:
+    """Return a whole ResourceSlice object."""
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
 
 
 def device_body(

@@ -6,9 +6,6 @@ The numbers are the constants and validation of k8s.io/api/resource/v1 and k8s.i
 
 from typing import Final
 
-MAX_DEVICES: Final = 128
-"""Devices in a slice whose devices are all plain."""
-
 MAX_DEVICES_DETAILED: Final = 64
 """Devices in a slice of which any device has taints, consumed counters or list attributes."""
 

@@ -182,10 +182,10 @@ def _lines(devices: Sequence[Device], features: ApiFeatures, hidden: AbstractSet
         yield _line(
             Feature.COUNTERS,
             "of devices that overlap only the largest is published, with what fits beside it",
-            "counters",
+            Feature.COUNTERS.value,
         )
     if not features.shared and any(device.shared for device in devices):
-        yield _line(Feature.SHARED, "devices are given out whole instead of in shares", "consumable capacity")
+        yield _line(Feature.SHARED, "devices are given out whole instead of in shares", Feature.SHARED.value)
     if not features.taints and any(device.taints for device in devices):
         yield _line(
             Feature.TAINTS, "taints are not published, and devices that they keep claims from are withdrawn"

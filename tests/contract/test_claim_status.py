@@ -11,6 +11,7 @@ import pytest
 from clusternode import GPU, VF, ClusterNode, cluster_node
 from dradriver.claimstatus import writer
 from dradriver.clock import Clock
+from dradriver.kube.errors import MAX_RETRY_AFTER_SECONDS
 from dradriver.model import ClaimRef
 from lever import eventually
 
@@ -251,7 +252,7 @@ def test_a_server_that_wants_to_be_left_for_an_hour_is_left_for_half_a_minute_an
         assert node.writer.trouble.startswith("the status of claims cannot be written: 429")
         node.idle()
     assert node.told(busy)
-    assert node.clock.now() - began >= writer.MAX_PAUSE_SECONDS
+    assert node.clock.now() - began >= MAX_RETRY_AFTER_SECONDS
     assert node.writer.trouble == ""
 
 

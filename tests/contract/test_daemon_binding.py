@@ -4,16 +4,19 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from dradriver.backend import Backend, Binding, NoOptions, Plan, Request
+from dradriver.clock import SYSTEM, Clock
 from dradriver.daemon.binding import BindingWatch
 from dradriver.engine import Pool
 from dradriver.host import Host
 from dradriver.kube import Client, Connection
+from dradriver.kube.errors import MAX_RETRY_AFTER_SECONDS
 from dradriver.model import BindingConditions, ClaimRef, Device, Peer, PoolContent
 from dradriver.sim.apiserver import ApiServer
 from lever import eventually
@@ -58,12 +61,12 @@ class DoorBackend(Backend[Mapping[str, Binding], NoOptions]):
 class House:
     """A pool of doors, claims for them, and what tells the claims."""
 
-    def __init__(self, server: ApiServer, client: Client) -> None:
+    def __init__(self, server: ApiServer, client: Client, clock: Clock = SYSTEM) -> None:
         self.server = server
         self.backend = DoorBackend()
         self.pool = Pool(NODE, DRIVER, self.backend)
         self.pool.refresh()
-        self.watch = BindingWatch(client, [self.pool])
+        self.watch = BindingWatch(client, [self.pool], clock)
 
     def set(self, door: str, binding: Binding | None) -> None:
         """Let the hardware change, and be looked at."""
@@ -120,6 +123,10 @@ class House:
     def writes(self) -> int:
         return len(self.server.requests.matching("PATCH"))
 
+    def asked(self) -> Collection[str]:
+        """Return the names of the claims that were written or tried."""
+        return {request.path.split("/")[-2] for request in self.server.requests.matching("PATCH")}
+
     def settled(self) -> None:
         """Wait until what the claims say now has been looked at."""
         time.sleep(0.3)
@@ -142,6 +149,22 @@ def house() -> Iterator[House]:
             for thread in threads:
                 thread.join(10)
             assert not any(thread.is_alive() for thread in threads)
+
+
+@contextmanager
+def unwatched(clock: Clock, claims: Sequence[str]) -> Iterator[House]:
+    """Yield a house with an open front door, and claims for it that were listed; nothing runs yet."""
+    with ApiServer() as server:
+        client = Client(Connection(server.url), qps=1000, burst=1000)
+        made = House(server, client, clock)
+        try:
+            for name in claims:
+                made.claim(name, made.result("front"))
+            made.watch.replaced([server.store.get("ResourceClaim", name) for name in claims])
+            made.open("front")
+            yield made
+        finally:
+            client.close()
 
 
 def is_told(house: House, name: str, wanted: Mapping[str, list[str]]) -> Callable[[], bool]:
@@ -292,6 +315,57 @@ def test_one_that_is_refused_in_passing_is_told_and_nothing_is_said(
     eventually(is_told(house, "refused", {"front": [OPEN]}))
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
     assert house.writes() == 3
+
+
+def test_some_that_are_never_taken_hold_up_no_other(house: House) -> None:
+    house.server.faults.fail(500, 10_000, method="PATCH", path="/bad-[0-9]/")
+    bad = [f"bad-{number}" for number in range(3)]
+    good = [f"good-{number}" for number in range(17)]
+    for name in (*bad, *good):
+        house.claim(name, house.result("front"))
+    house.open("front")
+    for name in good:
+        eventually(is_told(house, name, {"front": [OPEN]}))
+    assert not any(house.told(name) for name in bad)
+    assert "500" in house.watch.trouble
+
+
+class OncePatient(Clock):
+    """Who waits by it stops waiting for good."""
+
+    def wait(self, event: threading.Event, seconds: float | None = None) -> bool:
+        event.set()
+        return True
+
+
+def test_a_server_that_does_not_answer_is_asked_no_further() -> None:
+    names = [f"c-{number}" for number in range(8)]
+    with unwatched(OncePatient(), names) as house:
+        house.server.faults.fail(500, method="PATCH", path="/c-0/")
+        house.server.faults.drop(10_000, method="PATCH")
+        house.watch.run(threading.Event())
+        assert house.asked() == {"c-0", "c-1"}
+
+
+def test_a_claim_for_which_the_server_asks_for_time_has_it_and_no_other_waits() -> None:
+    clock = Clock(speed=20)
+    with unwatched(clock, ["busy", "other"]) as house:
+        house.server.faults.fail(429, method="PATCH", path="/busy/", retry_after=3600)
+        stop = threading.Event()
+        thread = threading.Thread(target=house.watch.run, args=(stop,))
+        began = clock.now()
+        thread.start()
+        try:
+            eventually(is_told(house, "other", {"front": [OPEN]}))
+            eventually(lambda: "429" in house.watch.trouble)
+            assert not house.told("busy")
+            eventually(is_told(house, "busy", {"front": [OPEN]}))
+            assert clock.now() - began >= MAX_RETRY_AFTER_SECONDS
+            eventually(lambda: not house.watch.trouble)
+        finally:
+            stop.set()
+            thread.join(10)
+        assert house.writes() == 3
 
 
 def test_a_claim_that_is_deleted_meanwhile_is_forgotten_without_a_word(

@@ -78,7 +78,6 @@ def test_a_token_of_a_kubeconfig(authority: Authority, kubeconfig: Config) -> No
             **{"certificate-authority": str(authority.pem)},
         )
         connection = from_kubeconfig(path)
-        assert connection.namespace == "team-a"
         with client_of(connection) as client:
             answer = client.get(NODE)
             assert answer == {"token": "Bearer one", "certificate": [], "path": f"/k8s/clusters/c-1{NODE}"}

@@ -31,7 +31,6 @@ def other_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def test_a_pod_speaks_tls_and_shows_its_token(authority: Authority, tmp_path: Path) -> None:
     with Server(whoami, authority.context()) as server:
         connection = in_cluster(pod(tmp_path, "one\n", authority.pem.read_text()), environment(server))
-        assert connection.namespace == "dradriver"
         with client_of(connection) as client:
             assert client.get(NODE) == {"token": "Bearer one", "certificate": [], "path": NODE}
             assert client.server == server.url

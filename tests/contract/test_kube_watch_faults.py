@@ -248,6 +248,19 @@ def test_a_server_that_is_at_an_older_version_is_listed_anew(late: tuple[str, An
         assert [request.query["resourceVersion"] for request in it.server.watches()] == ["10", "4"]
 
 
+def test_versions_of_thousands_of_digits_are_compared() -> None:
+    """Python refuses to read such a number."""
+    nines, more = "9" * 5000, f"1{'0' * 5000}"
+    first = {"metadata": {"name": "b", "resourceVersion": f"00{nines}"}}
+    second = {"metadata": {"name": "c", "resourceVersion": more}}
+    old = {"metadata": {"name": "d", "resourceVersion": nines}}
+    watches = in_turn(events(("ADDED", first), ("ADDED", second), ("ADDED", old)), open_end)
+    with watching(listing(page(thing("a", 1)), watch=watches)) as it:
+        eventually(lambda: len(it.server.watches()) == 2)
+        assert [name for _, name in it.seen.changes] == ["b", "c"]
+        assert len(it.server.lists()) == 2
+
+
 def test_versions_that_are_no_numbers_are_not_compared() -> None:
     odd = {"metadata": {"name": "b", "resourceVersion": "4a"}}
     with watching(listing(page(thing("a", 1)), watch=events(("ADDED", odd)))) as it:

@@ -29,6 +29,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[daemons.Node]:
         with daemons.kubelet(node) as kubelet:
             for driver in ("cpu.dradriver.io", "memory.dradriver.io"):
                 assert not isinstance(kubelet.prepare(driver, [ref])[ref.uid], str)
+        daemons.eventually((node.directory / "state/status.json").exists, "the daemon tells of itself")
         yield node
 
 

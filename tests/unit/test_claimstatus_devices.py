@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apirules import update
 from dradriver.claims import network_body
 from dradriver.claims.network import canonical_address
 from dradriver.claimstatus import device_statuses
 from dradriver.claimstatus.devices import digest, is_told
 from dradriver.engine import DeviceRecord, Record, State
 from dradriver.model import Allocated, ClaimRef, NetworkData
-from dradriver.sim.apiserver.rules import Gates, update
+from dradriver.sim.apiserver.rules import Gates
 from recorded import SHARED
 
 VECTORS = SHARED / "vectors/validation/vectors.json"

@@ -9,7 +9,7 @@ import pytest
 from dradriver.daemon.publishing import Published
 from dradriver.daemon.report import FILE, Report, Reporter, read_report
 from dradriver.inspect import Check, Status
-from dradriver.inspect.published import check_published
+from dradriver.inspect.published import check_published, told_report
 from dradriver.kube import StatusError
 from dradriver.publish.errors import explained
 from dradriver.publish.owner import NO_NODE
@@ -21,7 +21,13 @@ WELL = Published("gpu.example.com", "node-a/gpu", offered=3)
 def said(path: Path, report: Report, **options: object) -> list[tuple[str, Status, str]]:
     """Return the checks of a report that was written: name, status and what was seen."""
     Reporter(path).write(report)
-    found: list[Check] = check_published(path, "node-a", ["gpu.example.com"], active=True, **options)  # type: ignore[arg-type]
+    found: list[Check] = check_published(
+        told_report(path),
+        "node-a",
+        ["gpu.example.com"],
+        active=True,
+        **options,  # type: ignore[arg-type]
+    )
     return [(check.name, check.status, check.seen) for check in found]
 
 
@@ -73,19 +79,21 @@ def test_a_report_that_cannot_be_written_leaves_the_last_one(tmp_path: Path) -> 
 
 
 def test_without_an_active_daemon_nothing_is_known(tmp_path: Path) -> None:
-    (check,) = check_published(tmp_path, "node-a", ["gpu.example.com"], active=True)
+    (check,) = check_published(told_report(tmp_path), "node-a", ["gpu.example.com"], active=True)
+    assert (check.status, check.seen) == (Status.UNKNOWN, "the active daemon has told nothing yet")
+    (check,) = check_published(told_report(tmp_path), "node-a", ["gpu.example.com"], active=None)
     assert (check.status, check.seen) == (Status.UNKNOWN, "no daemon is active, which would tell")
     Reporter(tmp_path).write(Report("node-a", SERVER, (WELL,)))
-    (check,) = check_published(tmp_path, "node-a", ["gpu.example.com"], active=False)
+    (check,) = check_published(told_report(tmp_path), "node-a", ["gpu.example.com"], active=False)
     assert check.status is Status.UNKNOWN
-    (check,) = check_published(tmp_path, "node-a", ["gpu.example.com"], active=None)
+    (check,) = check_published(told_report(tmp_path), "node-a", ["gpu.example.com"], active=None)
     assert check.status is Status.OK
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"node": "a"}', '{"node": 1, "server": "", "pools": []}'])
 def test_a_report_that_is_none_is_said_to_be_none(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)
-    (check,) = check_published(tmp_path, "node-a", ["gpu.example.com"], active=True)
+    (check,) = check_published(told_report(tmp_path), "node-a", ["gpu.example.com"], active=True)
     assert check.status is Status.UNKNOWN
     assert check.seen.startswith(f"{tmp_path / FILE}: ")
 
@@ -124,7 +132,7 @@ def test_a_reason_comes_with_what_mends_it(tmp_path: Path) -> None:
         ("500 InternalError", "it is tried again until it works"),
     ):
         Reporter(tmp_path).write(Report("node-a", SERVER, (replace(WELL, trouble=reason),), (reason,)))
-        checks = check_published(tmp_path, "node-a", ["gpu.example.com"], active=True)
+        checks = check_published(told_report(tmp_path), "node-a", ["gpu.example.com"], active=True)
         assert [check.status for check in checks] == [Status.ERROR] * 2
         assert all(words in check.mend and "it is tried again" in check.mend for check in checks)
 
@@ -132,19 +140,19 @@ def test_a_reason_comes_with_what_mends_it(tmp_path: Path) -> None:
 def test_what_is_left_out_of_nothing_is_not_the_rest(tmp_path: Path) -> None:
     less = Published("gpu.example.com", "node-a/gpu", 0, ("gpu-0 is odd",))
     Reporter(tmp_path).write(Report("node-a", SERVER, (less,)))
-    check = check_published(tmp_path, "node-a", ["gpu.example.com"], active=True)[-1]
+    check = check_published(told_report(tmp_path), "node-a", ["gpu.example.com"], active=True)[-1]
     assert (check.status, "the rest" in check.mend) == (Status.WARNING, False)
     Reporter(tmp_path).write(Report("node-a", SERVER, (replace(less, offered=1),)))
-    check = check_published(tmp_path, "node-a", ["gpu.example.com"], active=True)[-1]
+    check = check_published(told_report(tmp_path), "node-a", ["gpu.example.com"], active=True)[-1]
     assert "the rest is published" in check.mend
 
 
 def test_a_daemon_of_another_configuration_is_a_warning(tmp_path: Path) -> None:
     Reporter(tmp_path).write(Report("node-a", "", (WELL,)))
-    node, slices = check_published(tmp_path, "node-b", ["gpu.example.com"], active=True)
+    node, slices = check_published(told_report(tmp_path), "node-b", ["gpu.example.com"], active=True)
     assert (node.status, slices.status) == (Status.WARNING, Status.OK)
     assert node.seen == "the active daemon has node node-a, and the configuration read here node-b"
-    drivers, _ = check_published(tmp_path, "node-a", ["cpu.dradriver.io", "x.io"], active=True)
+    drivers, _ = check_published(told_report(tmp_path), "node-a", ["cpu.dradriver.io", "x.io"], active=True)
     assert drivers.seen == (
         "the active daemon has drivers gpu.example.com, and the configuration read here cpu.dradriver.io, x.io"
     )

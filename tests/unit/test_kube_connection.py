@@ -62,7 +62,7 @@ def test_a_pod_needs_its_files(tmp_path: Path, missing: str) -> None:
 def test_the_namespace_is_of_no_importance(tmp_path: Path) -> None:
     directory = pod(tmp_path, "abc", PEM)
     (directory / "namespace").unlink()
-    assert in_cluster(directory, variables()).namespace == ""
+    assert in_cluster(directory, variables()).server == "https://10.0.0.1:443"
 
 
 def test_a_ca_without_a_certificate(tmp_path: Path) -> None:
@@ -121,8 +121,8 @@ def written(directory: Path, content: Any, name: str = "config") -> Path:
 def test_a_kubeconfig_has_contexts(tmp_path: Path) -> None:
     path = written(tmp_path, config())
     here, there = from_kubeconfig(path), from_kubeconfig(path, "there")
-    assert (here.server, here.namespace) == ("https://c:6443", "team-a")
-    assert (there.server, there.namespace) == ("http://d", "")
+    assert here.server == "https://c:6443"
+    assert there.server == "http://d"
     assert here.access(limits()).authorization == "Bearer abc-secret"
 
 

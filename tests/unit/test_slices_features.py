@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from dradriver.sim.apiserver.rules import Gates, Refused, create
+from apirules import create
+from dradriver.sim.apiserver.rules import Gates, Refused
 from dradriver.slices import (
     ApiFeatures,
     Body,

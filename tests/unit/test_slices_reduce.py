@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from apirules import create
 from dradriver.model import (
     AttributeValue,
     BindingConditions,
@@ -25,7 +26,7 @@ from dradriver.model import (
     TaintEffect,
     json_quantity,
 )
-from dradriver.sim.apiserver.rules import Gates, create
+from dradriver.sim.apiserver.rules import Gates
 from dradriver.slices import (
     ApiFeatures,
     Body,
