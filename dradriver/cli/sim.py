@@ -177,10 +177,11 @@ def _gates(texts: Sequence[str], version: str) -> dict[str, bool]:
 
     gates = {}
     for text in texts:
-        name, equals, value = text.partition("=")
-        if not name or not equals or value.lower() not in {"true", "false"}:
-            raise Misuse(f"--gate {text}: NAME=true or NAME=false is expected")
-        gates[name] = value.lower() == "true"
+        try:
+            name, on = Gates.parse(text)
+        except ValueError as error:
+            raise Misuse(f"--gate {text}: {error}") from None
+        gates[name] = on
     try:
         Gates.of(version, gates)
     except ValueError as error:

@@ -127,11 +127,12 @@ class PodRunner:
 
         Raises AllocationError, and KubeError where the API server refuses something.
         """
-        running = RunningPod(dict(pod), list(self._claims(pod)))
         classes = {one["metadata"]["name"]: one for one in self._list(CLASSES)}
+        specs = [one["spec"] for one in self._list(SLICES)]
+        running = RunningPod(dict(pod), list(self._claims(pod, classes)))
         for claim in running.claims:
             mine = {request: wishes for (name, request), wishes in choices.items() if name in claim.names}
-            self._allocate(claim, pod, classes, mine)
+            self._allocate(claim, pod, classes, specs, mine)
             running.doubts += (f"claim {claim.ref.name}: {doubt}" for doubt in doubts(claim.obj, classes))
         self.prepare(running)
         return running
@@ -168,7 +169,7 @@ class PodRunner:
     def _list(self, path: str) -> list[dict[str, Any]]:
         return list(self._client.get(path)["items"])
 
-    def _claims(self, pod: Body) -> Iterator[PodClaim]:
+    def _claims(self, pod: Body, classes: Mapping[str, Body]) -> Iterator[PodClaim]:
         for entry in pod["spec"].get("resourceClaims") or ():
             if name := entry.get("resourceClaimName"):
                 obj = self._client.get(f"{_path('resourceclaims', pod)}/{name}")
@@ -180,7 +181,7 @@ class PodRunner:
                 annotations = (metadata.get("annotations") or {}) | {POD_CLAIM_NAME: entry["name"]}
                 made = self._made(pod, entry["name"], metadata | {"annotations": annotations}, spec["spec"])
                 yield PodClaim(entry["name"], made, made=True)
-        requests = self._extended_requests(pod)
+        requests = _extended_requests(pod, classes)
         if requests:
             metadata = {"annotations": {EXTENDED: "true"}}
             spec = {"devices": {"requests": requests}}
@@ -205,32 +206,17 @@ class PodRunner:
         )
         return made
 
-    def _extended_requests(self, pod: Body) -> list[dict[str, Any]]:
-        """Return the requests that stand for what containers ask for by the name of an extended resource."""
-        by_name = {
-            one["spec"]["extendedResourceName"]: one["metadata"]["name"]
-            for one in self._list(CLASSES)
-            if one["spec"].get("extendedResourceName")
-        }
-        requests = []
-        for index, container in enumerate(pod["spec"]["containers"]):
-            limits = (container.get("resources") or {}).get("limits") or {}
-            for number, name in enumerate(sorted(name for name in limits if name in by_name)):
-                exactly = {
-                    "deviceClassName": by_name[name],
-                    "allocationMode": "ExactCount",
-                    "count": _count(name, limits[name]),
-                }
-                requests.append({"name": f"container-{index}-request-{number}", "exactly": exactly})
-        return requests
-
     def _allocate(
-        self, claim: PodClaim, pod: Body, classes: Mapping[str, Body], choices: Mapping[str, Sequence[Wish]]
+        self,
+        claim: PodClaim,
+        pod: Body,
+        classes: Mapping[str, Body],
+        specs: Sequence[Body],
+        choices: Mapping[str, Sequence[Wish]],
     ) -> None:
         status = dict(claim.obj.get("status") or {})
         if "allocation" not in status:
             try:
-                specs = [one["spec"] for one in self._list(SLICES)]
                 status["allocation"] = allocation(claim.obj, classes, specs, choices)
             except AllocationError as error:
                 raise AllocationError(f"claim {shown(claim.entry or claim.ref.name)}: {error}") from None
@@ -270,6 +256,26 @@ class PodRunner:
                 status = {**status, **({"devices": devices} if devices else {})}
             else:
                 return
+
+
+def _extended_requests(pod: Body, classes: Mapping[str, Body]) -> list[dict[str, Any]]:
+    """Return the requests that stand for what containers ask for by the name of an extended resource."""
+    by_name = {
+        one["spec"]["extendedResourceName"]: name
+        for name, one in classes.items()
+        if one["spec"].get("extendedResourceName")
+    }
+    requests = []
+    for index, container in enumerate(pod["spec"]["containers"]):
+        limits = (container.get("resources") or {}).get("limits") or {}
+        for number, name in enumerate(sorted(name for name in limits if name in by_name)):
+            exactly = {
+                "deviceClassName": by_name[name],
+                "allocationMode": "ExactCount",
+                "count": _count(name, limits[name]),
+            }
+            requests.append({"name": f"container-{index}-request-{number}", "exactly": exactly})
+    return requests
 
 
 def _count(name: str, amount: object) -> int:

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from dradriver.sim.apiserver.rules import Gates, Refused, create
+from apirules import create
+from dradriver.sim.apiserver.rules import Gates, Refused
 
 DEFAULT = Gates.of("1.36")
 LISTS = Gates.of("1.36", {"DRAListTypeAttributes": True})

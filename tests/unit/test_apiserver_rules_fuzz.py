@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from dradriver.sim.apiserver.rules import Body, Gates, Refused, create, update
+from apirules import create, update
+from dradriver.sim.apiserver.rules import Body, Gates, Refused
 
 VALUES: list[Any] = [
     *(None, True, 0, -1, 2**63, 1.5, 1e400, [], {}, [None], {"a": None}, {"": ""}, [[]]),

@@ -8,17 +8,9 @@ from typing import Any
 
 import pytest
 
-from dradriver.sim.apiserver.rules import (
-    KINDS,
-    Body,
-    Gates,
-    RawObject,
-    Refused,
-    Request,
-    create,
-    decode,
-    update,
-)
+from apirules import create, update
+from dradriver.sim.apiserver import rules
+from dradriver.sim.apiserver.rules import KINDS, Body, Gates, RawObject, Refused, decode
 from dradriver.sim.apiserver.store import encode
 
 GATES = Gates.of("1.36")
@@ -131,12 +123,10 @@ def test_unknown_and_repeated_fields_are_warned_of_refused_or_ignored_as_asked()
     assert warned.warnings == wrong
     assert warned.obj["metadata"]["name"] == "node-a-gpu"
     assert warned.obj["spec"] == SLICE["spec"]
-    ignored = create("ResourceSlice", Body.parse(text), GATES, request=Request(validation="Ignore"))
+    ignored = create("ResourceSlice", Body.parse(text), GATES, validation="Ignore")
     assert ignored.warnings == ()
     assert ignored.obj["spec"] == SLICE["spec"]
-    strict = refused(
-        lambda: create("ResourceSlice", Body.parse(text), GATES, request=Request(validation="Strict"))
-    )
+    strict = refused(lambda: create("ResourceSlice", Body.parse(text), GATES, validation="Strict"))
     assert strict.code == 400
     assert strict.message.endswith(f"strict decoding error: {', '.join(wrong)}")
 
@@ -256,6 +246,7 @@ def test_texts_that_are_no_unicode_become_replacement_characters() -> None:
 def test_a_new_object_gets_a_name_a_time_and_a_generation() -> None:
     sent = {**SLICE, "metadata": {"generateName": "a" * 60, "uid": "mine", "generation": 7, "namespace": "x"}}
     meta = create("ResourceSlice", sent, GATES, now=NOW, suffix=lambda: "bcdfg").obj["metadata"]
+    assert meta.pop("uid") != "mine"
     assert meta == {
         "generateName": "a" * 60,
         "name": "a" * 58 + "bcdfg",
@@ -268,10 +259,9 @@ def test_a_new_object_gets_a_name_a_time_and_a_generation() -> None:
 def test_names_of_the_url_and_the_body_must_agree() -> None:
     old = create("ResourceClaim", CLAIM, GATES).obj
     other = {**CLAIM, "metadata": {"name": "other", "namespace": "default"}}
-    request = Request("default", "train")
-    found = refused(lambda: update("ResourceClaim", other, old, GATES, request=request))
+    found = refused(lambda: update("ResourceClaim", other, old, GATES, namespace="default", name="train"))
     assert "the name of the object (other) does not match the name on the URL (train)" in found.message
-    found = refused(lambda: create("ResourceClaim", CLAIM, GATES, request=Request("elsewhere")))
+    found = refused(lambda: create("ResourceClaim", CLAIM, GATES, namespace="elsewhere"))
     assert found.code == 400
     assert "the namespace of the provided object does not match" in found.message
 
@@ -383,11 +373,11 @@ def test_an_object_that_was_read_goes_on_with_the_metadata_it_is_given() -> None
     read = decode("ResourceSlice", Body.parse(json.dumps({**SLICE, "more": 1}).encode()), GATES)
     assert read.warnings == ('unknown field "more"',)
     meta = {"name": "node-a-gpu", "uid": "u", "creationTimestamp": "2026-05-04T12:30:15Z", "generation": 1}
-    made = create("ResourceSlice", {**read.obj, "metadata": dict(meta)}, GATES, prepared=True)
+    made = rules.create("ResourceSlice", {**read.obj, "metadata": dict(meta)}, GATES)
     assert made.warnings == ()
     assert made.obj["metadata"] == meta
     changed = decode("ResourceSlice", a_slice(attributes={"index": {"int": 0}}), GATES).obj
-    after = update("ResourceSlice", {**changed, "metadata": dict(meta)}, made.obj, GATES, prepared=True)
+    after = rules.update("ResourceSlice", {**changed, "metadata": dict(meta)}, made.obj, GATES)
     assert after.spec_changed
     assert after.obj["metadata"] == meta
 

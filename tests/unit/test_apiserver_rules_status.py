@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from dradriver.sim.apiserver.rules import ADMIN_LABEL, Gates, Refused, Request, create, update
+from apirules import create, update
+from dradriver.sim.apiserver.rules import ADMIN_LABEL, Gates, Refused
 
 GATES = Gates.of("1.36")
 
@@ -117,6 +118,4 @@ def test_admin_access_needs_a_labelled_namespace() -> None:
     [cause] = refused(lambda: create("ResourceClaim", sent, GATES)).causes
     assert cause.reason == "FieldValueForbidden"
     assert ADMIN_LABEL in cause.message
-    assert (
-        create("ResourceClaim", sent, GATES, request=Request(admin=True)).obj["metadata"]["name"] == "train"
-    )
+    assert create("ResourceClaim", sent, GATES, admin=True).obj["metadata"]["name"] == "train"

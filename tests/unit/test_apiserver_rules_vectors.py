@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from dradriver.sim.apiserver.rules import Body, Gates, Refused, Request, Result, create, update
+from apirules import create, update
+from dradriver.sim.apiserver.rules import Body, Gates, Refused, Result
 from recorded import SHARED
 
 FILE = SHARED / "vectors" / "validation" / "vectors.json"
@@ -73,13 +74,29 @@ def answer(vector: Vector, gates: Gates) -> Answer:
     try:
         body = Body.parse(text.encode())
         if vector["verb"] == "create":
-            request = Request(namespace, admin=admin, validation=validation)
-            made = create(vector["kind"], body, gates, request=request, suffix=lambda: SUFFIX)
+            made = create(
+                vector["kind"],
+                body,
+                gates,
+                namespace=namespace,
+                admin=admin,
+                validation=validation,
+                suffix=lambda: SUFFIX,
+            )
             return Answer(201, made, None)
         existing["metadata"] |= {"resourceVersion": VERSION, "uid": UID}
-        request = Request(namespace, existing["metadata"]["name"], admin, validation)
         part = vector["verb"].removeprefix("update").removeprefix("-")
-        return Answer(200, update(vector["kind"], body, existing, gates, part, request=request), None)
+        made = update(
+            vector["kind"],
+            body,
+            existing,
+            gates,
+            part,
+            namespace=namespace,
+            admin=admin,
+            validation=validation,
+        )
+        return Answer(200, made, None)
     except Refused as refused:
         return Answer(refused.code or None, None, refused)
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from dradriver.sim.apiserver.rules import Gates, Refused, create, update
+from apirules import create, update
+from dradriver.sim.apiserver.rules import Gates, Refused
 
 PARTITIONS: Mapping[str, Any] = {
     "sharedCounters": [{"name": "set", "counters": {"slices": {"value": "4"}}}],

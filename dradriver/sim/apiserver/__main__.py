@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from dradriver.sim.apiserver.rules import Gates
 from dradriver.sim.apiserver.server import ApiServer
 
 
@@ -67,10 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _gate(text: str) -> tuple[str, bool]:
-    name, equals, value = text.partition("=")
-    if not name or not equals or value.lower() not in {"true", "false"}:
-        raise argparse.ArgumentTypeError(f"{text!r}: NAME=true or NAME=false is expected")
-    return name, value.lower() == "true"
+    try:
+        return Gates.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
 def _port(text: str) -> int:

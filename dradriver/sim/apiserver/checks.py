@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from dradriver.sim.apiserver.errors import ApiError, FieldError
 from dradriver.sim.apiserver.kinds import Kind
+from dradriver.sim.apiserver.rules.errors import quoted
 from dradriver.sim.apiserver.store import Stored
 
 Body = Mapping[str, Any]
@@ -75,8 +76,9 @@ def sent_namespace(target: Target, sent: Body) -> str:
     return namespace
 
 
-def check_name(target: Target, sent: Body) -> None:
-    """Raise ApiError (400) where an object has not the name of the URL."""
+def check_place(target: Target, sent: Body) -> None:
+    """Raise ApiError (400) where an object has not the namespace and the name of the URL."""
+    sent_namespace(target, sent)
     name = sent["metadata"].get("name")
     if not name:
         raise ApiError(
@@ -91,9 +93,12 @@ def check_name(target: Target, sent: Body) -> None:
 
 def check_version(kind: Kind, old: Stored, metadata: Body) -> None:
     """Raise ApiError (409, 422) where an update is of another version, or of another object, than the stored one."""
-    version = metadata.get("resourceVersion") or ""
+    uid, version = metadata.get("uid"), metadata.get("resourceVersion") or ""
+    if uid and uid != old.uid:
+        why = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {old.uid}"
+        raise ApiError.conflict(kind, old.name, why)
     if version and not (version.isascii() and version.isdigit()):
-        raise ApiError(500, f'strconv.ParseUint: parsing "{version}": invalid syntax', reason="")
+        raise ApiError(500, f"strconv.ParseUint: parsing {quoted(version)}: invalid syntax", reason="")
     if version in {"", "0"} and not kind.unconditional:
         error = FieldError(
             "metadata.resourceVersion",
@@ -103,10 +108,6 @@ def check_version(kind: Kind, old: Stored, metadata: Body) -> None:
         raise ApiError.invalid(kind, old.name, [error])
     if version not in {"", "0", str(old.version)}:
         raise ApiError.conflict(kind, old.name)
-    uid = metadata.get("uid")
-    if uid and uid != old.uid:
-        why = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {old.uid}"
-        raise ApiError.conflict(kind, old.name, why)
 
 
 def check_preconditions(old: Stored, preconditions: Body) -> None:

@@ -6,6 +6,7 @@
 import random
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -220,7 +221,7 @@ class WatchControl:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._orders: list[str] = []
+        self._orders: deque[str] = deque()
         self.silent = False
 
     def give(self, order: str) -> None:
@@ -232,5 +233,7 @@ class WatchControl:
 
     def taken(self) -> list[str]:
         """Return the orders since the last call."""
-        orders, self._orders = self._orders, []
+        orders = []
+        while self._orders:
+            orders.append(self._orders.popleft())
         return orders

@@ -12,6 +12,7 @@ import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from http.client import responses
 from typing import Final
 from urllib.parse import parse_qsl, unquote
 
@@ -26,27 +27,6 @@ _SEND_SECONDS: Final = 30.0
 _HANDSHAKE_SECONDS: Final = 10.0
 _BIND_SECONDS: Final = 10.0
 _BROKEN_HANDSHAKE: Final = b"\x15\x03\x03\x00\x02\x02\x28"  # alert: handshake_failure
-
-_PHRASES: Final[Mapping[int, str]] = {
-    200: "OK",
-    201: "Created",
-    400: "Bad Request",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    406: "Not Acceptable",
-    409: "Conflict",
-    410: "Gone",
-    413: "Request Entity Too Large",
-    415: "Unsupported Media Type",
-    422: "Unprocessable Entity",
-    429: "Too Many Requests",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-    504: "Gateway Timeout",
-}
 
 
 @dataclass(slots=True)
@@ -79,8 +59,6 @@ class Stream:
 
     run: "Callable[[Exchange], bool]"
     close: Callable[[], None]
-    content_type: str = "application/json"
-    headers: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(slots=True)
@@ -240,11 +218,16 @@ class HttpServer:
         thread.start()
 
     def _accept(self, listener: socket.socket) -> None:
+        pauses = delays(0.01, 0.5)
         while not self._ended.is_set():
             try:
                 connection, _ = listener.accept()
             except OSError:
-                return
+                # What a connection or the process lacks (ECONNABORTED, EMFILE) passes; a closed listener stays closed.
+                if self._listener is not listener or self._ended.wait(next(pauses)):
+                    return
+                continue
+            pauses = delays(0.01, 0.5)
             with self._guard:
                 if self._ended.is_set():
                     connection.close()
@@ -332,7 +315,7 @@ class _Connection:
             case Stream():
                 exchange = Exchange(self._socket, self._ended)
                 try:
-                    exchange.send_raw(_stream_head(reply))
+                    exchange.send_raw(_STREAM_HEAD)
                     going = reply.run(exchange)
                     if going:
                         exchange.send_raw(b"0\r\n\r\n")
@@ -463,13 +446,11 @@ def cut_off(response: Response) -> Cut:
     return Cut(whole[: len(whole) - len(response.body) // 2 - 1])
 
 
-def _stream_head(stream: Stream) -> bytes:
-    head = _head(200, stream.content_type, stream.headers)
-    return f"{head}Transfer-Encoding: chunked\r\n\r\n".encode("latin-1", "replace")
-
-
 def _head(status: int, content_type: str, headers: Sequence[tuple[str, str]]) -> str:
-    head = f"HTTP/1.1 {status} {_PHRASES.get(status, 'Unknown')}\r\nContent-Type: {content_type}\r\n"
+    head = f"HTTP/1.1 {status} {responses.get(status, 'Unknown')}\r\nContent-Type: {content_type}\r\n"
     for name, value in headers:
         head += f"{name}: {value}\r\n"
     return head
+
+
+_STREAM_HEAD: Final = f"{_head(200, 'application/json', ())}Transfer-Encoding: chunked\r\n\r\n".encode()

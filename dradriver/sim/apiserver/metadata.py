@@ -6,14 +6,15 @@ BeforeCreate, BeforeUpdate).
 
 import random
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
 from dradriver.sim.apiserver.kinds import Kind
+from dradriver.sim.apiserver.rules.times import utc_text
 
-SUFFIX_LENGTH: Final = 5
-BASE_LENGTH: Final = 63 - SUFFIX_LENGTH
+_SUFFIX_LENGTH: Final = 5
+_BASE_BYTES: Final = 63 - _SUFFIX_LENGTH
 _ALPHABET: Final = "bcdfghjklmnpqrstvwxz2456789"
 
 SYSTEM: Final = ("uid", "creationTimestamp", "generation", "deletionTimestamp", "deletionGracePeriodSeconds")
@@ -22,29 +23,32 @@ SYSTEM: Final = ("uid", "creationTimestamp", "generation", "deletionTimestamp", 
 _NOT_TAKEN: Final = (*SYSTEM, "resourceVersion", "selfLink", "managedFields")
 
 
-def generated_name(base: str) -> str:
-    """Return a name for `generateName`: its first 58 characters and five random ones."""
-    suffix = "".join(random.choices(_ALPHABET, k=SUFFIX_LENGTH))  # noqa: S311 - no secret
-    return f"{base[:BASE_LENGTH]}{suffix}"
+def random_suffix() -> str:
+    """Return five characters as the server's name generator makes them."""
+    return "".join(random.choices(_ALPHABET, k=_SUFFIX_LENGTH))  # noqa: S311 - a name, not a secret
 
 
-def timestamp(now: datetime) -> str:
-    """Return a time as metav1.Time is written: RFC 3339, UTC, whole seconds."""
-    return now.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def new_metadata(kind: Kind, sent: Mapping[str, Any], namespace: str, now: datetime) -> dict[str, Any]:
+def new_metadata(
+    kind: Kind,
+    sent: Mapping[str, Any],
+    namespace: str,
+    now: datetime,
+    suffix: Callable[[], str] = random_suffix,
+) -> dict[str, Any]:
     """Return the metadata of a new object: what was sent, a name, and what the server fills in.
 
-    A given uid is kept for nobody: each object gets its own.
+    `suffix` makes the random end of a generated name, in front of which 58 bytes of `generateName` are kept. A given
+    uid is kept for nobody: each object gets its own.
     """
     metadata = {name: value for name, value in sent.items() if name not in _NOT_TAKEN and name != "namespace"}
-    if not metadata.get("name") and metadata.get("generateName"):
-        metadata["name"] = generated_name(metadata["generateName"])
+    prefix = metadata.get("generateName")
+    if prefix and not metadata.get("name"):
+        kept = prefix.encode(errors="surrogatepass")[:_BASE_BYTES].decode(errors="ignore")
+        metadata["name"] = f"{kept}{suffix()}"
     if kind.namespaced:
         metadata["namespace"] = sent.get("namespace") or namespace
     metadata["uid"] = str(uuid.uuid4())
-    metadata["creationTimestamp"] = timestamp(now)
+    metadata["creationTimestamp"] = utc_text(now)
     if kind.generation:
         metadata["generation"] = 1
     return metadata
@@ -56,3 +60,8 @@ def kept_metadata(sent: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, 
     kept = (*SYSTEM, "namespace", "resourceVersion", "managedFields")
     metadata |= {name: old[name] for name in kept if name in old}
     return metadata
+
+
+def counted(metadata: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of an object whose spec has changed: its generation is the next one."""
+    return {**metadata, "generation": old.get("generation", 0) + 1}

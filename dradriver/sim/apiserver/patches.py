@@ -5,9 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from dradriver.sim.apiserver.errors import ApiError
+from dradriver.sim.apiserver.fieldsets import same
 
 MAX_OPERATIONS: Final = 10_000
 """As many as the API server takes in one JSON patch (its limit against patches that explode)."""
+
+_MAX_DIGITS: Final = 9
+"""Of an index: no list here is so long, and Python reads no number of any length."""
 
 
 def merged(value: Any, patch: Any) -> Any:
@@ -64,10 +68,9 @@ def _missing(parts: Sequence[str]) -> ApiError:
     )
 
 
-def _index(items: Sequence[Any], part: str, parts: Sequence[str], end: int) -> int:
-    if not part.isascii() or not part.isdigit() or int(part) >= end or len(part) > 9:
+def _index(part: str, parts: Sequence[str], end: int) -> int:
+    if not part.isascii() or not part.isdigit() or len(part) > _MAX_DIGITS or int(part) >= end:
         raise _missing(parts)
-    del items
     return int(part)
 
 
@@ -76,7 +79,7 @@ def _get(document: Any, parts: Sequence[str]) -> Any:
         if isinstance(document, dict) and part in document:
             document = document[part]
         elif isinstance(document, list):
-            document = document[_index(document, part, parts, len(document))]
+            document = document[_index(part, parts, len(document))]
         else:
             raise _missing(parts)
     return document
@@ -89,7 +92,7 @@ def _add(document: Any, parts: Sequence[str], value: Any) -> Any:
     if isinstance(target, dict):
         target[last] = value
     elif isinstance(target, list):
-        place = len(target) if last == "-" else _index(target, last, parts, len(target) + 1)
+        place = len(target) if last == "-" else _index(last, parts, len(target) + 1)
         target.insert(place, value)
     else:
         raise _missing(parts)
@@ -103,7 +106,7 @@ def _remove(document: Any, parts: Sequence[str]) -> Any:
     if isinstance(target, dict) and last in target:
         del target[last]
     elif isinstance(target, list):
-        del target[_index(target, last, parts, len(target))]
+        del target[_index(last, parts, len(target))]
     else:
         raise _missing(parts)
     return document
@@ -116,7 +119,7 @@ def _replace(document: Any, parts: Sequence[str], value: Any) -> Any:
     if isinstance(target, dict) and last in target:
         target[last] = value
     elif isinstance(target, list):
-        target[_index(target, last, parts, len(target))] = value
+        target[_index(last, parts, len(target))] = value
     else:
         raise _missing(parts)
     return document
@@ -146,7 +149,7 @@ def _op_copy(document: Any, parts: Sequence[str], operation: Mapping[str, Any]) 
 
 
 def _op_test(document: Any, parts: Sequence[str], operation: Mapping[str, Any]) -> Any:
-    if _get(document, parts) != operation.get("value"):
+    if not same(_get(document, parts), operation.get("value")):
         raise ApiError(
             422,
             "the server rejected our request due to an error in our request: "

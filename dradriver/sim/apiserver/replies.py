@@ -10,21 +10,19 @@ from dradriver.sim.apiserver.store import encode
 _WARNING_LENGTH = 1024
 
 
-def json_response(value: Any, status: int = 200, warnings: Iterable[str] = ()) -> Response:
+def json_response(value: Any) -> Response:
     """Return an answer with a JSON body."""
-    return Response(status, encode(value), headers=warning_headers(warnings))
+    return Response(200, encode(value))
 
 
-def text_response(text: str, status: int = 200) -> Response:
+def text_response(text: str) -> Response:
     """Return an answer in plain text."""
-    return Response(status, text.encode(), "text/plain; charset=utf-8")
+    return Response(200, text.encode(), "text/plain; charset=utf-8")
 
 
-def error_response(error: ApiError, warnings: Iterable[str] = ()) -> Response:
+def error_response(error: ApiError) -> Response:
     """Return an error's Status object with its headers."""
-    headers = warning_headers(warnings)
-    if error.retry_after is not None:
-        headers.append(("Retry-After", str(error.retry_after)))
+    headers = [("Retry-After", str(error.retry_after))] if error.retry_after is not None else []
     return Response(error.code, encode(error.status()), headers=headers)
 
 

@@ -26,20 +26,21 @@ from dradriver.sim.apiserver.checks import (
     ORPHAN,
     DeleteOptions,
     Target,
-    check_name,
+    check_place,
     check_preconditions,
     check_version,
     delete_options,
     parsed,
     sent_namespace,
 )
-from dradriver.sim.apiserver.errors import ApiError, FieldError
+from dradriver.sim.apiserver.errors import ApiError
 from dradriver.sim.apiserver.events import event_problems
 from dradriver.sim.apiserver.fieldsets import same
-from dradriver.sim.apiserver.kinds import EVENT, NAMESPACE, POD, Kind, Status
-from dradriver.sim.apiserver.metadata import kept_metadata, new_metadata, timestamp
+from dradriver.sim.apiserver.kinds import EVENT, NAMESPACE, POD, Kind
+from dradriver.sim.apiserver.metadata import counted, kept_metadata, new_metadata
 from dradriver.sim.apiserver.patches import merged, patched
 from dradriver.sim.apiserver.rules import ADMIN_LABEL
+from dradriver.sim.apiserver.rules.times import utc_text
 from dradriver.sim.apiserver.shapes import shape_of
 from dradriver.sim.apiserver.store import Store, Stored, encode, list_body
 from dradriver.sim.apiserver.strategic import strategically_merged
@@ -109,21 +110,21 @@ class Rest:
                     500, "resourceVersion should not be set on objects to be created", reason="InternalError"
                 )
             name = sent["metadata"].get("name")
-            for _ in range(_NAME_TRIES - 1):
+            for _ in range(_NAME_TRIES):
                 new = self._new(target.kind, namespace, sent)
                 if name or self._found(target.kind, new) is None:
                     break
             return self._created(target.kind, new, {}, options, warnings)
 
     def _decoded(self, target: Target, text: bytes, options: Options) -> tuple[Body, tuple[str, ...]]:
-        read = self._validation.decode(target.kind, text, options.field_validation)
+        body = self._validation.parse(target.kind, text)
+        read = self._validation.decode(target.kind, body, options.field_validation)
         return read.obj, read.warnings
 
     def update(self, target: Target, text: bytes, options: Options) -> Outcome:
         """PUT: replace an object, or its status."""
         sent, warnings = self._decoded(target, text, options)
-        check_name(target, sent)
-        sent_namespace(target, sent)
+        check_place(target, sent)
         with self._store.writing:
             old = self._store.find(target.kind, target.namespace, target.name)
             if old is None and target.kind.upsert and not target.subresource:
@@ -143,14 +144,14 @@ class Rest:
             sent = _patched(content_type, old, patch)
             if not isinstance(sent, Mapping):
                 raise ApiError(422, "the patch leaves no object", reason="Invalid")
-            read = self._validation.convert(target.kind, sent, options.field_validation)
-            check_name(target, read.obj)
+            read = self._validation.decode(target.kind, sent, options.field_validation)
+            check_place(target, read.obj)
             return self._updated(target, old, read.obj, owners=None, options=options, warnings=read.warnings)
 
     def _apply(self, target: Target, text: bytes, options: Options) -> Outcome:
         config, warnings = self._configuration(target, text, options)
         owner = Owner(options.manager, APPLY, target.kind.api_version, target.subresource)
-        now = timestamp(datetime.now(UTC))
+        now = utc_text(datetime.now(UTC))
         with self._store.writing:
             old = self._store.find(target.kind, target.namespace, target.name)
             if old is None:
@@ -160,7 +161,7 @@ class Rest:
             result, owners = applied(
                 target.kind, live, config, owners=owners, owner=owner, force=options.force, now=now
             )
-            read = self._validation.convert(target.kind, result, "Ignore")
+            read = self._validation.decode(target.kind, result, "Ignore")
             return self._updated(target, old, read.obj, owners=owners, options=options, warnings=warnings)
 
     def _configuration(
@@ -170,24 +171,24 @@ class Rest:
 
         Unknown fields do not only warn here: they have no place in the schema that merging goes by.
         """
-        read = self._validation.decode(target.kind, text, options.field_validation)
+        body = self._validation.parse(target.kind, text)
+        ignoring = options.field_validation == "Ignore"
+        read = self._validation.decode(target.kind, body, "Warn" if ignoring else options.field_validation)
         unknown = [
             warning.removeprefix(_UNKNOWN).rstrip('"')
-            for warning in self._validation.decode(target.kind, text, "Warn").warnings
+            for warning in read.warnings
             if warning.startswith(_UNKNOWN)
         ]
         place = f"{target.namespace}/{target.name}; {target.kind.api_version}, Kind={target.kind.name}"
         if unknown:
             fields = ", ".join(f".{field}: field not declared in schema" for field in unknown)
             raise ApiError(500, f"failed to create typed patch object ({place}): {fields}", reason="")
-        config = parsed(text)
-        metadata = config.get("metadata") or {}
+        metadata = body.object.get("metadata") or {}
         if metadata.get("managedFields"):
             raise ApiError(400, "metadata.managedFields must be nil")
-        config = {**config, "metadata": {"name": target.name, **metadata}}
-        check_name(target, config)
-        sent_namespace(target, config)
-        return config, read.warnings
+        config = {**body.object, "metadata": {"name": target.name, **metadata}}
+        check_place(target, config)
+        return config, () if ignoring else read.warnings
 
     def _applied_new(
         self, target: Target, config: Body, owner: Owner, options: Options, warnings: tuple[str, ...]
@@ -198,10 +199,10 @@ class Rest:
             why = f"uid mismatch: the provided object specified uid {uid}, and no existing object was found"
             raise ApiError.conflict(target.kind, target.name, why)
         self._needs_namespace(target.kind, target.namespace)
-        read = self._validation.convert(target.kind, config, "Ignore")
+        read = self._validation.decode(target.kind, config, "Ignore")
         new = self._new(target.kind, target.namespace, read.obj)
         _, owners = applied(
-            target.kind, {}, config, owners={}, owner=owner, force=True, now=timestamp(datetime.now(UTC))
+            target.kind, {}, config, owners={}, owner=owner, force=True, now=utc_text(datetime.now(UTC))
         )
         return self._created(target.kind, new, owners, options, warnings)
 
@@ -254,25 +255,16 @@ class Rest:
             raise ApiError.not_found(NAMESPACE, namespace)
 
     def _new(self, kind: Kind, namespace: str, sent: Body) -> dict[str, Any]:
-        new = dict(sent)
-        new["metadata"] = new_metadata(kind, sent["metadata"], namespace, datetime.now(UTC))
-        if kind.status is Status.RESET:
-            new.pop("status", None)
-        return new
+        return {**sent, "metadata": new_metadata(kind, sent["metadata"], namespace, datetime.now(UTC))}
 
     def _created(
         self, kind: Kind, new: Body, owners: Owners, options: Options, warnings: tuple[str, ...]
     ) -> Outcome:
         metadata = new["metadata"]
-        if not metadata.get("name"):
-            error = FieldError(
-                "metadata.name", "FieldValueRequired", "Required value: name or generateName is required"
-            )
-            raise ApiError.invalid(kind, "", [error])
-        if kind is EVENT and (problems := event_problems(new)):
-            raise ApiError.invalid(kind, metadata["name"], problems)
         checked = self._validation.create(kind, new, admin=self._admin(metadata.get("namespace", "")))
         obj = dict(checked.obj)
+        if kind is EVENT and (problems := event_problems(obj)):
+            raise ApiError.invalid(kind, metadata["name"], problems)
         if kind is POD:
             obj["status"] = {"phase": "Pending"}
         warnings = (*warnings, *checked.warnings)
@@ -303,13 +295,12 @@ class Rest:
         kind = target.kind
         check_version(kind, old, sent["metadata"])
         existing = self._validation.as_read(old)
-        new = _replaced(target, existing, sent)
+        new = replaced(target, existing, sent)
         admin = self._admin(old.key[0])
         checked = self._validation.update(kind, new, existing, target.subresource, admin=admin)
         obj = dict(checked.obj)
         if kind.generation and checked.spec_changed:
-            generation = old.obj["metadata"].get("generation", 0) + 1
-            obj["metadata"] = {**obj["metadata"], "generation": generation}
+            obj["metadata"] = counted(obj["metadata"], old.obj["metadata"])
         if owners is None:
             owners = self._owners_after(target, old, sent, obj, options)
         obj["metadata"] = {**obj["metadata"], "managedFields": write_owners(owners)}
@@ -331,7 +322,7 @@ class Rest:
             return {}
         owners = read_owners(written) or _owners_of(old)
         owner = Owner(options.manager, UPDATE, target.kind.api_version, target.subresource)
-        now = timestamp(datetime.now(UTC))
+        now = utc_text(datetime.now(UTC))
         return owned_after_update(target.kind, old.obj, new, owners=owners, owner=owner, now=now)
 
     def _admitted(
@@ -357,7 +348,7 @@ class Rest:
                 return Outcome(200, old.body)
             marked = {
                 **metadata,
-                "deletionTimestamp": timestamp(datetime.now(UTC)),
+                "deletionTimestamp": utc_text(datetime.now(UTC)),
                 "deletionGracePeriodSeconds": 0,
             }
             stored = self._store.put(kind, {**old.obj, "metadata": marked})
@@ -389,20 +380,13 @@ def _patched(content_type: str, old: Stored, patch: Any) -> Any:
     return merged(old.obj, patch)
 
 
-def _replaced(target: Target, old: Body, sent: Body) -> dict[str, Any]:
+def replaced(target: Target, old: Body, sent: Body) -> dict[str, Any]:
     """Return the object that an update makes, before it is checked: the other side of it stays as it was."""
-    kind = target.kind
     if target.subresource:
         new = {name: value for name, value in sent.items() if name == "status"}
         rest = {name: value for name, value in old.items() if name != "status"}
         return rest | new
-    new = dict(sent)
-    new["metadata"] = kept_metadata(sent["metadata"], old["metadata"])
-    if kind.status is not Status.NONE:
-        new.pop("status", None)
-        if "status" in old:
-            new["status"] = old["status"]
-    return new
+    return {**sent, "metadata": kept_metadata(sent["metadata"], old["metadata"])}
 
 
 def _unchanged(new: Body, old: Body) -> bool:

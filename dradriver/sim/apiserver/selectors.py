@@ -11,14 +11,11 @@ from typing import Any, Final
 
 from dradriver.sim.apiserver.errors import ApiError
 from dradriver.sim.apiserver.kinds import RESOURCE, Kind, Path
+from dradriver.sim.apiserver.rules import names
 
 Body = Mapping[str, Any]
 Predicate = Callable[[Body], bool]
 
-_NAME: Final = re.compile(
-    r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
-)
-_VALUE: Final = re.compile(r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$")
 _SET: Final = re.compile(r"^(?P<key>\S+)\s+(?P<how>in|notin)\s*\((?P<values>[^()]*)\)$")
 _COMPARE: Final = re.compile(r"^(?P<key>[^=!<>\s]+)\s*(?P<how>==|=|!=|<|>)\s*(?P<value>\S*)$")
 _FIELD: Final = re.compile(r"^(?P<key>(?:[^=!]|!(?!=))*?)(?P<how>==|!=|=)(?P<value>.*)$")
@@ -108,10 +105,10 @@ def _label(obj: Body, key: str) -> str | None:
 
 
 def _check(key: str, values: frozenset[str], text: str) -> None:
-    if not _NAME.match(key):
+    if names.label_key(key):
         raise _unreadable(text, f"{key!r} is not a label key")
     for value in values:
-        if not _VALUE.match(value):
+        if names.label_value(value):
             raise _unreadable(text, f"{value!r} is not a label value")
 
 

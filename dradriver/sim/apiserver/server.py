@@ -35,6 +35,7 @@ ADMINISTRATOR: Final = User("kubernetes-admin", ("system:masters", "system:authe
 _PROBES: Final = frozenset({"/healthz", "/livez", "/readyz"})
 _OPEN: Final = frozenset({*_PROBES, "/version"})
 _FIELD_VALIDATIONS: Final = ("Ignore", "Warn", "Strict")
+_OPTIONS: Final = {"PUT": "UpdateOptions", "PATCH": "PatchOptions", "DELETE": "DeleteOptions"}
 _MANAGER_LENGTH: Final = 128
 _YAML: Final = frozenset({"application/yaml", "text/yaml", "application/x-yaml"})
 
@@ -353,7 +354,7 @@ def _json_body(request: Request, yaml: bool = False) -> bytes:
 def _options(request: Request, user: User) -> Options:
     query = request.query
     applies = request.method == "PATCH" and _media_type(request) == APPLY_PATCH
-    kind = "PatchOptions" if request.method == "PATCH" else "CreateOptions"
+    kind = _OPTIONS.get(request.method, "CreateOptions")
     dry_run = query.get("dryRun", "")
     if dry_run not in {"", "All"}:
         raise _bad_option(kind, "dryRun", f'Unsupported value: "{dry_run}": supported values: "All"')

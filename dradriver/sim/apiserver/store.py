@@ -21,8 +21,9 @@ import msgspec
 
 from dradriver.sim.apiserver.apply import UPDATE, Owner, owned_after_update, read_owners, write_owners
 from dradriver.sim.apiserver.kinds import ALL, BY_NAME, NAMESPACE, Kind
-from dradriver.sim.apiserver.metadata import new_metadata, timestamp
+from dradriver.sim.apiserver.metadata import new_metadata
 from dradriver.sim.apiserver.rules.body import Number
+from dradriver.sim.apiserver.rules.times import utc_text
 
 Body = Mapping[str, Any]
 Objects = list[dict[str, Any]]
@@ -349,7 +350,7 @@ class Store:
     def _directly(self, kind: Kind, new: dict[str, Any], old: Body) -> dict[str, Any]:
         """Store an object as it is. Its fields have an owner all the same, or the next who applies would drop them."""
         owners = read_owners(old["metadata"].get("managedFields"))
-        now = timestamp(datetime.now(UTC))
+        now = utc_text(datetime.now(UTC))
         for subresource in ("", *kind.subresources):
             owner = Owner(DIRECT, UPDATE, kind.api_version, subresource)
             owners = owned_after_update(kind, old, new, owners=owners, owner=owner, now=now)

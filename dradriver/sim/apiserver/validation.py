@@ -2,16 +2,18 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from dradriver.sim.apiserver import rules
 from dradriver.sim.apiserver.errors import ApiError
-from dradriver.sim.apiserver.kinds import TAINT_RULE, Kind
+from dradriver.sim.apiserver.kinds import Kind
 from dradriver.sim.apiserver.store import Stored
 
 Body = Mapping[str, Any]
+_T = TypeVar("_T")
 
-_TAINT_RULES_SINCE: Final = 36
+_GATED_SINCE: Final = 36
+"""The minor version from which DeviceTaintRules are served as v1beta2: 1.35 has the gate, with an older API."""
 
 
 class PanickedError(Exception):
@@ -27,38 +29,29 @@ class Validation:
 
     def switch(self, version: str, gates: Mapping[str, bool]) -> None:
         """Take other rules from now on. Raises ValueError."""
-        own = {name: on for name, on in gates.items() if name != TAINT_RULE.gate}
-        self._gates = rules.Gates.of(version, own)
-        self._taint_rules = gates.get(TAINT_RULE.gate, False) and self._gates.minor >= _TAINT_RULES_SINCE
+        self._gates = rules.Gates.of(version, gates)
         self.version = version
 
     def serves(self, kind: Kind) -> bool:
         """Whether the version with its gates has the kind."""
-        return not kind.gate or self._taint_rules
+        return not kind.gate or (kind.gate in self._gates and self._gates.minor >= _GATED_SINCE)
 
-    def decode(self, kind: Kind, text: bytes, how: str) -> rules.Result:
-        """Read a request's body; `how` is its fieldValidation. Raises ApiError (400)."""
-        return _checked(kind, lambda: rules.decode(kind.name, rules.Body.parse(text), self._gates, how))
+    def parse(self, kind: Kind, text: bytes) -> rules.Body:
+        """Read a request's body as JSON. Raises ApiError (400)."""
+        return _checked(kind, lambda: rules.Body.parse(text))
 
-    def convert(self, kind: Kind, obj: Body, how: str) -> rules.Result:
-        """Read an object that a patch has made. Raises ApiError (400)."""
+    def decode(self, kind: Kind, obj: rules.Body | Body, how: str) -> rules.Result:
+        """Read a request's body, or what a patch has made; `how` is the fieldValidation. Raises ApiError (400)."""
         return _checked(kind, lambda: rules.decode(kind.name, obj, self._gates, how))
 
     def create(self, kind: Kind, obj: Body, *, admin: bool) -> rules.Result:
         """Complete and check a new object, which was read here; `admin` allows admin access. Raises ApiError."""
-        request = rules.Request(admin=admin)
-        return _checked(
-            kind, lambda: rules.create(kind.name, obj, self._gates, request=request, prepared=True)
-        )
+        return _checked(kind, lambda: rules.create(kind.name, obj, self._gates, admin=admin))
 
     def update(self, kind: Kind, obj: Body, existing: Body, subresource: str, *, admin: bool) -> rules.Result:
         """Complete and check a changed object, which was read here. Raises ApiError."""
-        request = rules.Request(admin=admin)
         return _checked(
-            kind,
-            lambda: rules.update(
-                kind.name, obj, existing, self._gates, subresource, request=request, prepared=True
-            ),
+            kind, lambda: rules.update(kind.name, obj, existing, self._gates, subresource, admin=admin)
         )
 
     def as_read(self, stored: Stored) -> Body:
@@ -68,7 +61,7 @@ class Validation:
         """
         if stored.checked:
             return stored.obj
-        read = self.convert(stored.kind, stored.obj, "Ignore").obj
+        read = self.decode(stored.kind, stored.obj, "Ignore").obj
         try:
             filled = self.create(stored.kind, copy.deepcopy(read), admin=True).obj
         except ApiError:
@@ -76,7 +69,7 @@ class Validation:
         return {**filled, **{name: read[name] for name in ("metadata", "status") if name in read}}
 
 
-def _checked(kind: Kind, check: Callable[[], rules.Result]) -> rules.Result:
+def _checked(kind: Kind, check: Callable[[], _T]) -> _T:
     try:
         return check()
     except rules.Refused as refused:

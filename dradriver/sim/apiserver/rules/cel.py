@@ -58,7 +58,7 @@ def _compiled(expression: str, minor: int, *, lists: bool, shared: bool) -> str 
     try:
         tree = parse(expression)
         result = checker.check(tree)
-        cost = 0 if checker.errors else Estimator(_sizes(lists=lists)).cost(tree)
+        cost = 0 if checker.errors else Estimator(_sizes()).cost(tree)
     except CelError as error:
         return _failed(expression, [error])
     except RecursionError:
@@ -85,9 +85,8 @@ def _environment(minor: int, *, lists: bool, shared: bool) -> Environment:
 
 
 @functools.cache
-def _sizes(*, lists: bool) -> dict[str, Sized]:
-    """Return how large the parts of a device can be."""
-    del lists  # a list has fewer items than a text has characters
+def _sizes() -> dict[str, Sized]:
+    """Return how large the parts of a device can be; a list has fewer items than a text has characters."""
     attributes = Sized(_MOST_NAMES, _IDENTIFIER, Sized(names.MAX_VALUE))
     capacities = Sized(_MOST_NAMES, _IDENTIFIER)
     fields = {

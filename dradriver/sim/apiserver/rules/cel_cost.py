@@ -257,7 +257,7 @@ class Estimator:
                 known = known.values
             else:
                 # A map of attributes is selected from by their names.
-                known = known.fields.get(name) or (known.values if known.values is not None else None)
+                known = known.fields.get(name) or known.values
         return known
 
 

@@ -75,5 +75,13 @@ class Gates:
         enabled = {name for name in known if overrides.get(name, _GATES[name][1] <= minor)}
         return cls(minor, frozenset(enabled))
 
+    @staticmethod
+    def parse(text: str) -> tuple[str, bool]:
+        """Return the gate in `NAME=true` or `NAME=false`. Raises ValueError, which does not name the text."""
+        name, equals, value = text.partition("=")
+        if not name or not equals or value.lower() not in {"true", "false"}:
+            raise ValueError("NAME=true or NAME=false is expected")
+        return name, value.lower() == "true"
+
     def __contains__(self, gate: str) -> bool:
         return gate in self.enabled

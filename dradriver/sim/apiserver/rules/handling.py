@@ -3,7 +3,7 @@
 Facts: apiserver `endpoints/handlers` and `registry/rest`, the strategies in kubernetes/pkg/registry/resource.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -18,10 +18,6 @@ from dradriver.sim.apiserver.rules.gates import Gates
 from dradriver.sim.apiserver.rules.schema import DecodeError, Notes, Struct, unknown_fields
 from dradriver.sim.apiserver.rules.times import utc_text
 from dradriver.sim.apiserver.rules.types import RAW_PLACES, kind_types, other_type
-
-_MODIFIED: Final = (
-    "the object has been modified; please apply your changes to the latest version and try again"
-)
 
 _WHOLE_METADATA_SINCE: Final = 36
 """The server that checks all of the metadata again when a spec is changed."""
@@ -39,22 +35,6 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What a request says besides its body.
-
-    namespace    of the URL
-    name         of the URL, for updates
-    admin        whether the namespace allows admin access (`ADMIN_LABEL`)
-    validation   `fieldValidation`: Ignore, Warn or Strict
-    """
-
-    namespace: str = ""
-    name: str = ""
-    admin: bool = False
-    validation: str = "Warn"
-
-
-@dataclass(frozen=True, slots=True)
 class _Work:
     """An object on its way, and what decides about it."""
 
@@ -68,7 +48,8 @@ class _Work:
 def decode(kind: str, obj: Mapping[str, Any] | Body, gates: Gates, validation: str = "Warn") -> Result:
     """Return `obj` with the fields that its kind has, its values in the server's spelling, and the warnings.
 
-    Empty lists are still there, which validation tells from nothing. Raises Refused (400).
+    `validation` is the request's `fieldValidation`: Ignore, Warn or Strict. Empty lists are still there, which
+    the checks tell from nothing. Raises Refused (400).
     """
     known = _kind(kind)
     made, warnings = _decoded(known, _struct(known, gates), obj, validation)
@@ -76,41 +57,25 @@ def decode(kind: str, obj: Mapping[str, Any] | Body, gates: Gates, validation: s
 
 
 def create(
-    kind: str,
-    obj: Mapping[str, Any] | Body,
-    gates: Gates,
-    *,
-    request: Request = Request(),
-    now: datetime | None = None,
-    suffix: Callable[[], str] = metadata.random_suffix,
-    prepared: bool = False,
+    kind: str, obj: Mapping[str, Any], gates: Gates, *, admin: bool = False, now: datetime | None = None
 ) -> Result:
     """Return `obj` as a server with these gates stores it when it is created.
 
-    now        the server's clock
-    suffix     makes the random end of a generated name
-    prepared   `obj` is what `decode` returned, its metadata already as a new object's (and is used up)
+    obj     what `decode` returned, with a new object's metadata; it is used up
+    admin   whether the namespace allows admin access (`ADMIN_LABEL`)
+    now     the server's clock
 
-    What only a store knows is left to it: uid, resourceVersion, managedFields, whether the name is taken. Raises
-    Refused.
+    What only a store knows is left to it: resourceVersion, managedFields, whether the name is taken. Raises Refused.
     """
     known = _kind(kind)
     struct = _struct(known, gates)
-    made, warnings = _taken(obj) if prepared else _decoded(known, struct, obj, request.validation)
-    clock = utc_text(now or datetime.now(UTC))
+    made = dict(obj)
     meta = made["metadata"]
-    if not prepared:
-        _set_namespace(
-            known, meta, request, "provided object does not match the namespace sent on the request"
-        )
-        metadata.prepare_create(meta, clock, suffix)
-        if known.generation:
-            meta["generation"] = 1
-    warnings += metadata.without_repeated_owners(meta)
+    warnings = metadata.without_repeated_owners(meta)
     if known.status is StatusPart.RESET:
         made["status"] = {}
-    _fill(known, made, clock)
-    work = _Work(known, made, None, gates, request.admin)
+    _fill(known, made, utc_text(now or datetime.now(UTC)))
+    work = _Work(known, made, None, gates, admin)
     _drop(work)
     problems = Problems()
     _check_spec(problems, work)
@@ -123,45 +88,35 @@ def create(
 
 def update(
     kind: str,
-    obj: Mapping[str, Any] | Body,
+    obj: Mapping[str, Any],
     existing: Mapping[str, Any],
     gates: Gates,
     subresource: str = "",
     *,
-    request: Request = Request(),
-    now: datetime | None = None,
-    prepared: bool = False,
+    admin: bool = False,
 ) -> Result:
     """Return `obj` as a server with these gates stores it in the place of `existing`, which came from here too.
 
-    A resourceVersion or uid in `obj` must be that of `existing`, if it has one. With `prepared`, `obj` is what `decode`
-    returned, with the metadata that the object is to have (and is used up). Raises Refused.
+    obj     what `decode` returned, with the metadata that the object is to have; it is used up
+    admin   whether the namespace allows admin access (`ADMIN_LABEL`)
+
+    Raises Refused.
     """
     known = _kind(kind)
     if subresource and subresource not in known.subresources:
         raise Refused(404, "NotFound", "the server could not find the requested resource")
     struct = _struct(known, gates)
-    made, warnings = _taken(obj) if prepared else _decoded(known, struct, obj, request.validation)
+    made = dict(obj)
     meta, old = made["metadata"], existing["metadata"]
-    if not prepared:
-        _set_namespace(known, meta, request, "object does not match the namespace on the request")
-        _check_name(meta, request)
-        _check_preconditions(known, meta, old)
-        metadata.prepare_update(meta, old)
-    warnings += metadata.without_repeated_owners(meta)
-    _fill(known, made, utc_text(now or datetime.now(UTC)))
+    warnings = metadata.without_repeated_owners(meta)
+    _fill(known, made, utc_text(datetime.now(UTC)))
     problems = Problems()
-    work = _Work(known, made, existing, gates, request.admin)
+    work = _Work(known, made, existing, gates, admin)
     changed = False
     if subresource:
         _update_status(problems, work, existing)
-        # metav1.ResetObjectMetaForStatus, which the core kinds do not call.
-        if known.group and not prepared:
-            _keep(meta, old, ("labels", "annotations", "finalizers", "ownerReferences"))
     else:
         changed = _update_spec(problems, work, existing)
-    if known.generation and changed and not prepared:
-        meta["generation"] = old.get("generation", 0) + 1
     if not subresource and gates.minor >= _WHOLE_METADATA_SINCE and known.name in kind_types(gates.minor):
         metadata.check_create(problems, meta, namespaced=known.namespaced, rule=_name_rule(known, gates))
     metadata.check_update(problems, meta, old)
@@ -205,10 +160,6 @@ def _decoded(
     return made, [] if validation == "Ignore" else found
 
 
-def _taken(obj: Mapping[str, Any] | Body) -> tuple[Object, list[str]]:
-    return dict(obj.object if isinstance(obj, Body) else obj), []
-
-
 def _check_type(kind: Kind, value: Mapping[str, Any]) -> None:
     version, name = (value.get("apiVersion") or kind.api_version), (value.get("kind") or kind.name)
     if version != kind.api_version:
@@ -232,48 +183,6 @@ def _undecodable(kind: Kind, name: str, why: str) -> Refused:
         "BadRequest",
         f'{name} in version "{kind.version}" cannot be handled as a {kind.name}: {why}',
     )
-
-
-def _set_namespace(kind: Kind, meta: Object, request: Request, mismatch: str) -> None:
-    if not kind.namespaced:
-        meta.pop("namespace", None)
-    elif request.namespace:
-        if meta.get("namespace", request.namespace) not in {"", request.namespace}:
-            raise Refused(400, "BadRequest", f"the namespace of the {mismatch}")
-        meta["namespace"] = request.namespace
-
-
-def _check_name(meta: Mapping[str, Any], request: Request) -> None:
-    name = meta.get("name", "")
-    if not request.name or name == request.name:
-        return
-    if name:
-        raise Refused(
-            400,
-            "BadRequest",
-            f"the name of the object ({name}) does not match the name on the URL ({request.name})",
-        )
-    raise Refused(
-        400,
-        "BadRequest",
-        f"the name of the object ({request.name} based on URL) was undeterminable: name must be provided",
-    )
-
-
-def _check_preconditions(kind: Kind, meta: Mapping[str, Any], old: Mapping[str, Any]) -> None:
-    version, uid = meta.get("resourceVersion", ""), meta.get("uid", "")
-    why = ""
-    if version and not (version.isascii() and version.isdigit()):
-        raise Refused(500, "InternalError", f"strconv.ParseUint: parsing {quoted(version)}: invalid syntax")
-    if uid and uid != old.get("uid", uid):
-        why = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {old['uid']}"
-    elif version and version != old.get("resourceVersion", version):
-        why = _MODIFIED
-    if why:
-        name = old.get("name", "")
-        raise Refused(
-            409, "Conflict", f"Operation cannot be fulfilled on {kind.qualified} {quoted(name)}: {why}"
-        )
 
 
 def _name_rule(kind: Kind, gates: Gates) -> metadata.NameRule:

@@ -1,10 +1,8 @@
-"""Rules for `metadata`: what a client may set, what it cannot change, and what the server fills in.
+"""Rules for `metadata`: what it may say, and what an update cannot change.
 
-Facts: apiserver `registry/rest` (BeforeCreate, BeforeUpdate), apimachinery `api/validation/objectmeta.go`,
-pkg/apis/core/validation. What only a store knows stays the store's: uid, resourceVersion, managedFields.
+Facts: apimachinery `api/validation/objectmeta.go`, pkg/apis/core/validation.
 """
 
-import random
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -12,40 +10,10 @@ from dradriver.sim.apiserver.rules import names
 from dradriver.sim.apiserver.rules.body import compact
 from dradriver.sim.apiserver.rules.errors import Literal, Problems
 
-_MAX_GENERATED: Final = 58
-"""Bytes of generateName that are kept in front of the five random characters."""
-
-_ALPHABET: Final = "bcdfghjklmnpqrstvwxz2456789"
 _MAX_ANNOTATIONS: Final = 256 * 1024
 _FINALIZERS: Final = frozenset({"kubernetes", "orphan", "foregroundDeletion"})
 
 NameRule = Callable[[str], names.Texts]
-
-
-def random_suffix() -> str:
-    """Return five characters as the server's name generator makes them."""
-    return "".join(random.choices(_ALPHABET, k=5))  # noqa: S311 - a name, not a secret
-
-
-def prepare_create(meta: dict[str, Any], now: str, suffix: Callable[[], str]) -> None:
-    """Fill in what a create sets, and take out what a client cannot set."""
-    for name in ("uid", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"):
-        meta.pop(name, None)
-    meta["creationTimestamp"] = now
-    prefix = meta.get("generateName", "")
-    if prefix and not meta.get("name"):
-        kept = prefix.encode()[:_MAX_GENERATED].decode(errors="ignore")
-        meta["name"] = f"{kept}{suffix()}"
-
-
-def prepare_update(meta: dict[str, Any], existing: Mapping[str, Any]) -> None:
-    """Keep what an update cannot change."""
-    meta.pop("selfLink", None)
-    for name in ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"):
-        if existing.get(name) is None:
-            meta.pop(name, None)
-        elif name not in {"uid", "deletionGracePeriodSeconds"} or not meta.get(name):
-            meta[name] = existing[name]
 
 
 def without_repeated_owners(meta: dict[str, Any]) -> list[str]:

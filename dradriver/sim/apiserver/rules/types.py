@@ -143,7 +143,7 @@ RAW_PLACES: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
 @functools.cache
 def kind_types(minor: int) -> Mapping[str, Struct]:
     """Return the type of each kind of resource.k8s.io in Kubernetes 1.`minor`."""
-    claim_spec = _claim_spec(minor)
+    claim_spec = _claim_spec()
     template_spec = Struct(
         "v1.ResourceClaimTemplateSpec",
         [Field("metadata", METADATA, always=True, inline=True), Field("spec", claim_spec, always=True)],
@@ -153,14 +153,13 @@ def kind_types(minor: int) -> Mapping[str, Struct]:
         "ResourceClaim": _whole(
             "ResourceClaim",
             Field("spec", claim_spec, always=True),
-            Field("status", _claim_status(minor), always=True),
+            Field("status", _claim_status(), always=True),
         ),
         "ResourceClaimTemplate": _whole("ResourceClaimTemplate", Field("spec", template_spec, always=True)),
         "DeviceClass": _whole("DeviceClass", Field("spec", _class_spec(), always=True)),
     }
 
 
-@functools.cache
 @functools.cache
 def other_type(kind: str) -> Struct:
     """Return the type of a kind whose own fields have no rules here."""
@@ -332,8 +331,7 @@ def _node_allocatable(minor: int) -> Field | None:
     return Field("nodeAllocatableResources", MapOf(resource, "v1.ResourceName"))
 
 
-def _claim_spec(minor: int) -> Struct:
-    del minor
+def _claim_spec() -> Struct:
     capacity = Struct("v1.CapacityRequirements", [Field("requests", MapOf(_QUANTITY, "v1.QualifiedName"))])
     wanted = [
         Field("deviceClassName", _STRING, always=True),
@@ -375,8 +373,7 @@ def _claim_spec(minor: int) -> Struct:
     return Struct("v1.ResourceClaimSpec", [Field("devices", devices, always=True)])
 
 
-def _claim_status(minor: int) -> Struct:
-    del minor
+def _claim_status() -> Struct:
     result = Struct(
         "v1.DeviceRequestAllocationResult",
         [
