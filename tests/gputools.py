@@ -1,9 +1,14 @@
 """Programs of a driver root and of a host, as shell scripts that do as the real ones do and note their calls."""
 
+import contextlib
+import functools
 import os
 import shlex
-import time
+import shutil
+import subprocess
 from pathlib import Path
+
+from dradriver.host import Host
 
 _NOTE = """#!/bin/sh
 note() {{
@@ -33,6 +38,7 @@ if test "$1" = -f; then
     test -e {state}/mps-fails && {{ echo "cannot start" > "$CUDA_MPS_LOG_DIRECTORY/control.log"; exit 1; }}
     test -e {state}/mps-slow && sleep 0.3
     env | grep -E '^(CUDA|LD)_' | sort > {state}/environment
+    test -e {state}/mps-servers && sleep 600 &
     touch /dev/shm/cuda.shm
     echo $$ > "$pipe/nvidia-cuda-mps-control.pid"
     trap 'exit 0' TERM
@@ -95,10 +101,13 @@ class GpuTools:
         self._root = root
         self.state = root / "tools"
         self.state.mkdir()
+        make_enterable(root)
         self._write("usr/bin/nvidia-smi", _SMI)
         self._write("usr/bin/nvidia-cuda-mps-control", _MPS)
         self._write("usr/bin/systemd-run", _RUN)
         self._write("usr/bin/systemctl", _SYSTEMCTL)
+        self.booted = root / "run/systemd/system"
+        self.booted.mkdir(parents=True)
 
     def _write(self, path: str, text: str) -> None:
         file = self._root / path
@@ -158,18 +167,46 @@ class GpuTools:
             os.kill(number, 9)
 
 
+def make_enterable(root: Path) -> None:
+    """Have what the scripts need in a root directory, so that they run with that as their own: chroot(2)."""
+    host = Host(root)
+    for source, path in _needed():
+        target = host.path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists():
+            try:
+                target.hardlink_to(source)
+            except OSError:  # on another file system
+                shutil.copy(source, target)
+    null = root / "dev/null"
+    null.parent.mkdir(exist_ok=True)
+    null.touch()
+    # What is written by its path on this machine is found by it in there too.
+    itself = root / str(root).lstrip("/")
+    itself.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        itself.symlink_to("/")
+
+
+@functools.cache
+def _needed() -> tuple[tuple[Path, str], ...]:
+    """Return the files of this machine, and where they belong."""
+    found = {}
+    for program in ("sh", "cat", "env", "grep", "sleep", "sort", "touch"):
+        path = shutil.which(program)
+        assert path
+        found[f"/bin/{program}"] = Path(path).resolve()
+        done = subprocess.run(["ldd", path], capture_output=True, text=True, check=False)
+        for line in done.stdout.splitlines():
+            library = next((word for word in line.split() if word.startswith("/")), None)
+            if library:
+                found[library] = Path(library).resolve()
+    return tuple((source, path) for path, source in found.items())
+
+
 def runs(process: int) -> bool:
     """Return whether a process runs."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def until(condition: object, seconds: float = 5.0) -> None:
-    """Wait until a callable returns something true."""
-    assert callable(condition)
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)

@@ -11,7 +11,7 @@ where it is empty. A file `unplugged` hides all levers. A file `tank-<name>` is 
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -340,14 +340,6 @@ class Node:
     def check_whole(self) -> None:
         """Assert that journal, ledger, CDI files and hardware tell the same."""
         check_whole(self.journal, self.specs, self.pulled)
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    """Wait until `condition` holds, for as long as a slow machine may need."""
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dradriver.backend import (
+    HostStep,
     Observed,
     Phase,
     Plan,
@@ -157,6 +158,12 @@ class Life:
         """Look at all steps of the host."""
         path = str(pod.path) if isinstance(pod, Namespace) else pod
         return [*self._run("observe", Phase.PREPARE), *self._run("observe", Phase.SANDBOX, path)]
+
+    def recall(self) -> list[bool]:
+        """Tell the backend of what is in pods, as another process does before it counts what it sees."""
+        works = (Work(facts, lambda _: None, rebooted=self.rebooted) for facts in self.facts)
+        steps = zip(self.steps, works, strict=True)
+        return [isinstance(step, HostStep) and step.recall(self.backend, work) for step, work in steps]
 
     def restarted(self, backend: NicBackend, *, rebooted: bool = False) -> "Life":
         """Return the claim as another instance of the daemon has it, of another boot or not."""

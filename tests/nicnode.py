@@ -146,11 +146,10 @@ class NicNode:
         """Write a file in the directory of a function."""
         self.tree.write(f"{self._homes[address]}/{name}", text)
 
-    def add_rdma(self, address: str, name: str, number: int, layer: str = "Ethernet") -> None:
+    def add_rdma(self, address: str, name: str, number: int) -> None:
         """Give a function an RDMA device with its char devices."""
         home = self._homes[address]
         self.tree.write(f"{home}/infiniband/{name}/node_guid", "b8ce:f603:00aa:bb01")
-        self.tree.write(f"{home}/infiniband/{name}/ports/1/link_layer", layer)
         for kind, file in (("verbs", "uverbs"), ("mad", "umad"), ("mad", "issm")):
             self.tree.write(f"{home}/infiniband_{kind}/{file}{number}/ibdev", name)
 

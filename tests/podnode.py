@@ -1,6 +1,7 @@
 """A node with plugs, which go into the network namespaces of pods, and a container runtime that it joins.
 
-A plug is in a pod where a file says so, with the number of the namespace. Namespaces are files, too.
+A plug is in a pod where a file says so, with the number of the namespace. Namespaces are files, too. What is in a pod
+is not seen on the host: a step tells the backend of it, where it moves it, and once more in another process.
 """
 
 import json
@@ -103,6 +104,7 @@ class PutIn(HostStep["PlugBackend"]):
         if backend.dies == ("within", self.part):
             raise Killed
         work.record({"number": number})
+        backend.away.add(self.plug)
         if self.part and _fault(backend, f"{self.plug}.fail"):
             raise OSError(f"plug {self.plug} does not fit")
         if backend.dies == ("after", self.part):
@@ -115,6 +117,7 @@ class PutIn(HostStep["PlugBackend"]):
         if _fault(backend, f"{self.plug}.stuck"):
             raise TransientError(f"plug {self.plug} is stuck")
         self._file(backend).unlink(missing_ok=True)
+        backend.away.discard(self.plug)
         if backend.dies == ("back", self.part):
             raise Killed
 
@@ -124,11 +127,16 @@ class PutIn(HostStep["PlugBackend"]):
             return Observed.UNDONE
         return Observed.DONE if file.read_text() == str(work.facts.get("number")) else Observed.PARTIAL
 
+    def recall(self, backend: "PlugBackend", work: Work) -> bool:
+        backend.away.add(self.plug)
+        return True
+
 
 class PlugBackend(Backend[tuple[str, ...], PlugOptions]):
     """Eighty plugs of two parts each.
 
     log    what was done: verb, plug, file of the namespace
+    away   what is in pods, as far as steps have told
     dies   where it ends as if it were killed: when, and at which part
     """
 
@@ -139,6 +147,7 @@ class PlugBackend(Backend[tuple[str, ...], PlugOptions]):
     def __init__(self, host: Host, options: PlugOptions) -> None:
         super().__init__(host, options)
         self.log: list[tuple[str, str, str]] = []
+        self.away: set[str] = set()
         self.dies: tuple[str, int] | None = None
 
     @property
@@ -146,7 +155,8 @@ class PlugBackend(Backend[tuple[str, ...], PlugOptions]):
         return Path(self.options.directory)
 
     def probe(self) -> tuple[str, ...]:
-        return tuple(f"plug-{n}" for n in range(80))
+        away = {file.name.split("-", 1)[1].rpartition("-")[0] for file in self.directory.glob("in-*")}
+        return tuple(name for name in (f"plug-{n}" for n in range(80)) if name not in away - self.away)
 
     def devices(self, inventory: tuple[str, ...]) -> PoolContent:
         return PoolContent(tuple(Device(name=name) for name in inventory), ())
@@ -218,6 +228,7 @@ class PodNode:
         self.side: RuntimeSide
         self.journal: DyingJournal
         self.backend: PlugBackend
+        self.pools: Pools
 
     @contextmanager
     def daemon(
@@ -226,7 +237,7 @@ class PodNode:
         """Run what the daemon has of this; with `joined` wait for the runtime to be joined."""
         host = Host(self.root)
         self.backend = PlugBackend(host, PlugOptions(directory=str(self.plugs)))
-        pools = Pools("node-a", [(DRIVER, self.backend)])
+        self.pools = pools = Pools("node-a", [(DRIVER, self.backend)])
         refresh_all(pools.all)
         with ExitStack() as stack:
             self.journal = DyingJournal(self.root / "journal.db")

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from dradriver.backend import Backend, ContainerEdits, Plan, PlannedDevice, Request
@@ -20,7 +21,7 @@ from dradriver_gpu.health import HealthBook
 from dradriver_gpu.hotplug import BusWatch
 from dradriver_gpu.inventory import GPUInventory
 from dradriver_gpu.library import module_number
-from dradriver_gpu.mps import Mps, Process, Systemd
+from dradriver_gpu.mps import ControlDaemons, KeptMps, Mps, Process, Systemd
 from dradriver_gpu.nvml import NVML
 from dradriver_gpu.options import GpuOptions
 from dradriver_gpu.owned import Owned
@@ -69,7 +70,8 @@ class GpuBackend(Backend[GPUInventory, GpuOptions]):
         self.owned = Owned(host, options.run_directory)
         self.settings = Settings(host, options.run_directory)
         launchers = {"systemd": Systemd(host), "process": Process(host, options.run_directory)}
-        self.mps = {
+        self._kept = KeptMps(host, options.run_directory)
+        self.mps: dict[str, ControlDaemons] = {"pod": self._kept} | {
             name: Mps(host, options.run_directory, options.driver_root, self.tools, launcher)
             for name, launcher in launchers.items()
         }
@@ -85,7 +87,9 @@ class GpuBackend(Backend[GPUInventory, GpuOptions]):
 
     def _read(self) -> GPUInventory:
         self.health.see_module(module_number(self.host))
-        return self._prober.probe()
+        inventory = self._prober.probe()
+        trouble = self._kept.trouble() if self.options.mps_launcher == "pod" else ""
+        return replace(inventory, notes=(*inventory.notes, trouble)) if trouble else inventory
 
     def devices(self, inventory: GPUInventory) -> PoolContent:
         """Offer them as the options say, as far as they can."""
@@ -119,6 +123,7 @@ class GpuBackend(Backend[GPUInventory, GpuOptions]):
     def watch(self, stop: threading.Event, changed: Callable[[str], None]) -> None:
         """Watch the bus, the driver's events, and what steps make."""
         self._examiner.changed = changed
+        self._prober.changed = changed
         run_together(
             stop,
             lambda over: self._watch_bus(over, changed),

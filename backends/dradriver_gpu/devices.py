@@ -18,7 +18,7 @@ from dradriver.model import (
     ValidRange,
     Version,
 )
-from dradriver_gpu.geometry import MEMORY, Geometry, Placement, Resources, label
+from dradriver_gpu.geometry import MEMORY, Geometry, Placement, Resources
 from dradriver_gpu.inventory import GPU, ComputeInstance, Driver, GPUInstance, GPUInventory
 from dradriver_gpu.offer import Offer, foreign, offer_of
 from dradriver_gpu.options import GpuOptions
@@ -140,17 +140,14 @@ def _partition(gpu: GPU, placement: Placement, common: Mapping[str, AttributeVal
 def _existing(
     gpu: GPU, instance: GPUInstance, compute: ComputeInstance, common: Mapping[str, AttributeValue]
 ) -> Device:
-    """Return the device of a compute instance; one of several in its GPU instance is told apart by its number."""
+    """Return the device of a compute instance."""
     profile = instance.placement.profile if instance.placement else None
     name = profile.name if profile else f"profile-{instance.profile_id}"
-    part = f"mig-{label(name)}-{instance.start}"
     resources = compute.resources or (profile.resources if profile else None)
     if profile and compute.slices is not None and compute.slices < profile.slices:
         name = f"{compute.slices}c.{name}"
-    if len(instance.compute) > 1:
-        part = f"{part}-ci-{compute.id}"
     return Device(
-        name=f"{gpu.name}-{part}",
+        name=f"{gpu.name}-{instance.part(compute)}",
         thing=gpu.name,
         attributes={
             "type": "mig",

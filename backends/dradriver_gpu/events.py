@@ -2,7 +2,7 @@
 
 Facts: nvml.h. Events from before a registration are not delivered. While a GPU of an event set is lost, a wait ends at
 once with GPU_IS_LOST, and does not say which: the others need a set without it. A GPU that cannot send one of the types
-asked for registers none.
+asked for registers none. One that hangs holds up its own registration only, which is done aside.
 """
 
 import contextlib
@@ -11,13 +11,14 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pynvml
 
 from dradriver.backend import BackendError, UnavailableError
 from dradriver.host import pci_address
+from dradriver_gpu.aside import Aside
 from dradriver_gpu.facts import Reader
 from dradriver_gpu.health import HealthBook
 from dradriver_gpu.inventory import gpu_name
@@ -32,6 +33,9 @@ WAIT_MILLISECONDS = 100
 
 LOOK_SECONDS = 1.0
 """How often GPUs that were lost are looked for."""
+
+REGISTER_SECONDS = 1.0
+"""How long GPUs are waited for that are asked for their events, before the others are listened to."""
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 5.0
 
@@ -108,6 +112,29 @@ class EventWatch:
         self._trouble = text
 
 
+class _Registration(Aside[bool]):
+    """Asking a GPU for its events, into an event set.
+
+    reader   of the GPU, open once it has told who it is
+    """
+
+    def __init__(self, session: Session, index: int, events: Any) -> None:
+        self.events = events
+        self.reader = Reader(session, index)
+        super().__init__("gpu-events", lambda: self._register(session))
+
+    def _register(self, session: Session) -> bool:
+        """Register the GPU; return whether it has events. Raises NvmlError, and UnavailableError."""
+        with session.shared():
+            self.reader.open()
+            types = session.ask(pynvml.nvmlDeviceGetSupportedEventTypes, self.reader.handle) or 0
+            if types & _WANTED:
+                session.call(
+                    pynvml.nvmlDeviceRegisterEvents, self.reader.handle, types & _WANTED, self.events
+                )
+            return bool(types & _WANTED)
+
+
 class _Listener:
     """The event set of one session."""
 
@@ -119,17 +146,17 @@ class _Listener:
         self._set: Any = session.call(pynvml.nvmlEventSetCreate)
         self._heard: dict[int, Reader] = {}
         self._away: set[int] = set()
+        self._addresses: dict[int, str | None] = {}
+        self._pending: dict[int, _Registration] = {}
         self._look_at = 0.0
 
     def begin(self) -> None:
         """Register all GPUs. Raises NvmlError."""
-        for index in range(self._session.call(pynvml.nvmlDeviceGetCount)):
-            self._register(index)
+        self._register(range(self._session.call(pynvml.nvmlDeviceGetCount)))
 
     def close(self) -> None:
         """Free the event set."""
-        with contextlib.suppress(BackendError):
-            self._session.call(pynvml.nvmlEventSetFree, self._set)
+        self._free(self._set)
 
     def listen(self) -> None:
         """Wait for an event, and take it. Raises NvmlError where that does not work."""
@@ -142,34 +169,73 @@ class _Listener:
                 raise
         else:
             self._take(data)
+        for index in self._settled():
+            self._changed(f"GPU {index} answers again")
         if self._away and time.monotonic() >= self._look_at:
-            self._look_for_lost()
+            self._look_at = time.monotonic() + LOOK_SECONDS
+            self._begin(self._away)
+
+    def _free(self, events: Any) -> None:
+        """Free an event set, but for one that a GPU that hangs may yet be registered with."""
+        if all(one.done.is_set() or one.events is not events for one in self._pending.values()):
+            with contextlib.suppress(BackendError):
+                self._session.call(pynvml.nvmlEventSetFree, events)
 
     # --- GPUs
 
-    def _register(self, index: int) -> bool:
-        """Register a GPU; return whether it can be, or never will be."""
-        reader = Reader(self._session, index)
-        try:
-            reader.open()
-            types = self._session.ask(pynvml.nvmlDeviceGetSupportedEventTypes, reader.handle) or 0
-            if types & _WANTED:
-                self._session.call(pynvml.nvmlDeviceRegisterEvents, reader.handle, types & _WANTED, self._set)
-        except NvmlError as error:
-            if index not in self._away:
-                log.debug("GPU %s sends no events: %s", reader.address or index, error)
-            self._away.add(index)
-            return False
-        if types & _WANTED:
-            self._heard[_number(reader.handle)] = reader
-        else:
-            log.info("GPU %s has no events: what is wrong with it is found by probing", reader.address)
-        self._away.discard(index)
-        return True
+    def _register(self, indices: Iterable[int]) -> None:
+        """Register GPUs; what does not answer soon is taken in once it does."""
+        self._begin(indices)
+        end = time.monotonic() + REGISTER_SECONDS
+        for one in self._pending.values():
+            one.done.wait(max(0.0, end - time.monotonic()))
+        self._settled()
+        self._away |= self._pending.keys()
+
+    def _begin(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            if index not in self._pending:
+                self._pending[index] = _Registration(self._session, index, self._set)
+
+    def _settled(self) -> list[int]:
+        """Take in the GPUs that are registered by now; return those of them that were away."""
+        back = []
+        for index, one in list(self._pending.items()):
+            if not one.done.is_set():
+                continue
+            del self._pending[index]
+            try:
+                has_events = one.result()
+            except BackendError as error:
+                self._miss(index, error)
+                continue
+            if has_events and one.events is not self._set:
+                self._away.add(index)  # in a set that is not listened to any more
+                continue
+            if has_events:
+                self._heard[_number(one.reader.handle)] = one.reader
+                self._addresses[index] = one.reader.address
+            else:
+                log.info(
+                    "GPU %s has no events: what is wrong with it is found by probing", one.reader.address
+                )
+            if index in self._away:
+                self._away.discard(index)
+                back.append(index)
+        return back
+
+    def _miss(self, index: int, error: BackendError) -> None:
+        """Note that a GPU cannot be registered now; one that was before is lost where it says so."""
+        address = self._addresses.get(index)
+        if index not in self._away:
+            log.debug("GPU %s sends no events: %s", address or index, error)
+            if isinstance(error, NvmlError) and error.is_lost and address and self._book.lose(address):
+                self._changed(f"{_name(address)} lost")
+        self._away.add(index)
 
     def _leave_out_lost(self, error: NvmlError) -> None:
         """Go on with a set of the GPUs that answer. Raises the error where it is not known whose it is."""
-        lost = [reader for reader in self._heard.values() if self._is_lost(reader)]
+        lost = self._lost()
         if not lost:
             raise error
         well = [reader.index for reader in self._heard.values() if reader not in lost]
@@ -179,8 +245,7 @@ class _Listener:
         self._away |= {reader.index for reader in lost}
         before, self._set = self._set, self._session.call(pynvml.nvmlEventSetCreate)
         heard_before, self._heard = self._heard, {}
-        for index in well:
-            self._register(index)
+        self._register(well)
         # What comes until the new set is complete is in the old one.
         try:
             while True:
@@ -188,21 +253,30 @@ class _Listener:
         except NvmlError:
             pass
         finally:
-            with contextlib.suppress(BackendError):
-                self._session.call(pynvml.nvmlEventSetFree, before)
+            self._free(before)
 
-    def _is_lost(self, reader: Reader) -> bool:
-        try:
-            self._session.call(pynvml.nvmlDeviceGetMemoryInfo, reader.handle)
-        except NvmlError as error:
-            return error.is_lost
-        return False
+    def _lost(self) -> list[Reader]:
+        """Return the GPUs that answer nothing: lost ones, and those that do not say so either."""
+        asked = [(reader, self._asked(reader)) for reader in self._heard.values()]
+        end = time.monotonic() + REGISTER_SECONDS
+        return [
+            reader
+            for reader, one in asked
+            if not one.done.wait(max(0.0, end - time.monotonic())) or one.result()
+        ]
 
-    def _look_for_lost(self) -> None:
-        for index in sorted(self._away):
-            if self._register(index):
-                self._changed(f"GPU {index} answers again")
-        self._look_at = time.monotonic() + LOOK_SECONDS
+    def _asked(self, reader: Reader) -> Aside[bool]:
+        """Begin to ask a GPU whether it is lost."""
+
+        def is_lost() -> bool:
+            with self._session.shared():
+                try:
+                    self._session.call(pynvml.nvmlDeviceGetMemoryInfo, reader.handle)
+                except NvmlError as error:
+                    return error.is_lost
+            return False
+
+        return Aside("gpu-lost", is_lost)
 
     # --- events
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from dradriver_gpu.aside import Aside
 from dradriver_gpu.health import HealthBook
 from dradriver_gpu.inventory import GPUInventory
 
@@ -18,33 +19,15 @@ HASTE_SECONDS = 0.25
 _POLL_SECONDS = 0.05
 
 
-class _Run:
-    """One reading of the hardware, in a thread of its own.
+class _Run(Aside[GPUInventory]):
+    """One reading of the hardware.
 
     late   whether somebody was not waiting for it any more; what it finds is then old
     """
 
     def __init__(self, read: Callable[[], GPUInventory], ended: Callable[["_Run"], None]) -> None:
-        self._read = read
-        self._ended = ended
-        self.done = threading.Event()
         self.late = False
-        self.found: GPUInventory | BaseException | None = None
-        threading.Thread(target=self._go, name="gpu-probe", daemon=True).start()
-
-    def _go(self) -> None:
-        try:
-            self.found = self._read()
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-            self.found = error
-        self.done.set()
-        self._ended(self)
-
-    def result(self) -> GPUInventory:
-        if isinstance(self.found, GPUInventory):
-            return self.found
-        assert self.found is not None  # noqa: S101 - it is done
-        raise self.found
+        super().__init__("gpu-probe", read, lambda: ended(self))
 
 
 class Examiner:

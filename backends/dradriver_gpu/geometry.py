@@ -210,8 +210,8 @@ class Geometry:
 
 
 def label(profile_name: str) -> str:
-    """Return a profile's name as part of a DNS label."""
-    return profile_name.replace(".", "-").replace("+", "-")
+    """Return a profile's name as part of a DNS label: 1g.24gb+me and 1g.24gb-me are two profiles of one GPU."""
+    return profile_name.replace("-", "-no-").replace(".", "-").replace("+", "-")
 
 
 def profile_name(index: int, slices: int, memory_mib: int, total_bytes: int) -> str:

@@ -18,6 +18,10 @@ from dradriver_gpu.xids import Severity, describe, severity_of
 log = logging.getLogger(__name__)
 
 
+_MOST_EVENTS = 64
+"""What is kept of one GPU, the gravest of all: a driver may tell of unknown XIDs without end."""
+
+
 @dataclass(slots=True)
 class _Event:
     """What an event told.
@@ -95,9 +99,18 @@ class HealthBook:
             record = self._records.setdefault(address, _Record())
             stood = record.last.instance(gpu_instance) if record.last and gpu_instance is not None else None
             for event in record.events:
-                same = (event.trouble, event.gpu_instance, event.compute_instance)
-                if same == (trouble, gpu_instance, compute_instance) and _is_one(event.stood, stood):
+                if (
+                    event.trouble.value == trouble.value  # first, since storms of events come through here
+                    and event.trouble == trouble
+                    and (event.gpu_instance, event.compute_instance) == (gpu_instance, compute_instance)
+                    and _is_one(event.stood, stood)
+                ):
                     return False
+            if len(record.events) >= _MOST_EVENTS:
+                least = min(record.events, key=lambda event: (event.trouble.severity.value, event.number))
+                if least.trouble.severity.value >= trouble.severity.value:
+                    return False
+                record.events.remove(least)
             self._events += 1
             record.events.append(
                 _Event(trouble, self._events, self._stamp(), gpu_instance, compute_instance, stood)

@@ -6,6 +6,7 @@ instance: what stands is therefore enumerated by GPU instance, whatever is in it
 
 import contextlib
 import ctypes
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,13 +24,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MOST = 32
-"""More instances than any GPU has; nvml.h wants a buffer for all that a profile admits, and does not look."""
+MOST = 32
+"""More instances, memory slices and MIG devices than any GPU has: a driver that tells of more makes no sense.
+
+nvml.h wants a buffer for all instances that a profile admits, and does not look.
+"""
 
 NONE = frozenset(
     {pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_FOUND}
 )
 """Codes for no profile, instance or device of that number: MIG mode is off, or this GPU or driver has none."""
+
+_UUID = re.compile(r"MIG-[0-9A-Fa-f-]{36}|MIG-GPU-[0-9A-Fa-f-]{36}/[0-9]{1,3}/[0-9]{1,3}")
+"""Drivers before 470 name a MIG device by its GPU and the ids of its instances."""
 
 _OPEN = "nvmlDeviceGetHandleByPciBusId"
 
@@ -122,8 +129,8 @@ def standing(session: Session, gpu: Any, profile_id: int) -> list[Standing]:
 
 def handles(session: Session, gpu: Any, profile_id: int) -> list[Any]:
     """Return the handles of the GPU instances of a profile. Raises NvmlError, also where there is no such profile."""
-    buffer = (pynvml.c_nvmlGpuInstance_t * _MOST)()
-    count = ctypes.c_uint(_MOST)
+    buffer = (pynvml.c_nvmlGpuInstance_t * MOST)()
+    count = ctypes.c_uint(MOST)
     session.call(pynvml.nvmlDeviceGetGpuInstances, gpu, profile_id, buffer, ctypes.byref(count))
     return list(buffer[: count.value])
 
@@ -171,8 +178,8 @@ def compute_in(session: Session, instance: Any) -> list[tuple[int, Any]]:
     """Return id and handle of the compute instances in a GPU instance, by id. Raises NvmlError."""
     found: dict[int, Any] = {}
     for info in _compute_profiles(session, instance):
-        buffer = (pynvml.c_nvmlComputeInstance_t * _MOST)()
-        count = ctypes.c_uint(_MOST)
+        buffer = (pynvml.c_nvmlComputeInstance_t * MOST)()
+        count = ctypes.c_uint(MOST)
         session.call(
             pynvml.nvmlGpuInstanceGetComputeInstances, instance, info.id, buffer, ctypes.byref(count)
         )
@@ -236,7 +243,7 @@ def mig_device(session: Session, gpu: Any, instance: int, compute: int) -> MigDe
         ):
             attributes = session.ask(pynvml.nvmlDeviceGetAttributes_v2, device)
             return MigDevice(
-                session.call(pynvml.nvmlDeviceGetUUID, device),
+                mig_uuid(session, device),
                 device,
                 attributes.multiprocessorCount if attributes else None,
                 attributes.memorySizeMB if attributes else None,
@@ -244,9 +251,19 @@ def mig_device(session: Session, gpu: Any, instance: int, compute: int) -> MigDe
     return None
 
 
+def mig_uuid(session: Session, device: Any) -> str:
+    """Return the UUID of a MIG device. Raises NvmlError, also where it is none: it gets into files and commands."""
+    uuid = str(session.call(pynvml.nvmlDeviceGetUUID, device))
+    if not _UUID.fullmatch(uuid):
+        raise NvmlError(
+            "nvmlDeviceGetUUID", pynvml.NVML_ERROR_UNKNOWN, f"{shown(uuid)} is no UUID of a MIG device"
+        )
+    return uuid
+
+
 def mig_devices(session: Session, gpu: Any) -> Iterator[Any]:
     """Yield the handles of the MIG devices of a GPU. Raises NvmlError."""
-    for index in range(session.ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0):
+    for index in range(min(session.ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0, MOST)):
         try:
             yield session.call(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, index)
         except NvmlError as error:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from dradriver.backend.vfio import VFIO
 from dradriver.model import AttributeValue
-from dradriver_gpu.geometry import Geometry, Placement, Resources
+from dradriver_gpu.geometry import Geometry, Placement, Resources, label
 from dradriver_gpu.xids import Severity
 
 _NAME = re.compile(r"gpu-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])")
@@ -97,6 +97,12 @@ class GPUInstance:
     placement: Placement | None
     compute: tuple[ComputeInstance, ...] = ()
     ours: bool = False
+
+    def part(self, compute: ComputeInstance) -> str:
+        """Return the end of the name of a compute instance's device; one of several is told apart by its number."""
+        name = label(self.placement.profile.name) if self.placement else f"profile-{self.profile_id}"
+        end = f"-ci-{compute.id}" if len(self.compute) > 1 else ""
+        return f"mig-{name}-{self.start}{end}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 import pynvml
 
 from dradriver_gpu.geometry import Geometry, Profile, Resources, profile_name
-from dradriver_gpu.instances import NONE, handles, mig_devices, standing_of
+from dradriver_gpu.instances import MOST, NONE, handles, mig_devices, mig_uuid, standing_of
 from dradriver_gpu.inventory import ComputeInstance, GPUInstance
 from dradriver_gpu.nvml import NvmlError, Session
 
@@ -54,35 +54,49 @@ def read_geometry(session: Session, gpu: Any, total_bytes: int) -> Geometry | No
 
     Raises NvmlError.
     """
-    profiles = []
+    profiles: list[Profile] = []
     for index in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         info = _profile_info(session, gpu, index)
         if info is None:
             continue
         placements = _placements(session, gpu, info.id)
-        if not placements:
-            continue
-        profiles.append(
-            Profile(
-                index=index,
-                id=info.id,
-                name=_name(info, index, total_bytes),
-                slices=info.sliceCount,
-                max_instances=info.instanceCount,
-                resources=Resources(
-                    multiprocessors=info.multiprocessorCount,
-                    copy_engines=info.copyEngineCount,
-                    decoders=info.decoderCount,
-                    encoders=info.encoderCount,
-                    jpeg_engines=info.jpegCount,
-                    ofa_engines=info.ofaCount,
-                    memory_mib=info.memorySizeMB,
-                ),
-                starts=tuple(sorted(start for start, _ in placements)),
-                size=placements[0][1],
-            )
-        )
+        if placements:
+            profile = _profile(info, placements, index, total_bytes)
+            if any(profile.id == other.id or profile.name == other.name for other in profiles):
+                raise _senseless(f"MIG profile {profile.name} (id {profile.id}) is listed twice")
+            profiles.append(profile)
     return Geometry(tuple(profiles)) if profiles else None
+
+
+def _profile(info: Any, placements: list[tuple[int, int]], index: int, total_bytes: int) -> Profile:
+    """Return a profile with its places.
+
+    Raises NvmlError where its numbers make no sense. It is not passed over: what stands of it would not be seen.
+    """
+    name = _name(info, index, total_bytes)
+    places = ", ".join(f"{start}:{size}" for start, size in placements[:MOST])
+    starts, sizes = {start for start, _ in placements}, {size for _, size in placements}
+    size = min(sizes)
+    if len(sizes) > 1 or not 0 < size <= MOST - max(starts) or not 0 < info.instanceCount <= MOST:
+        raise _senseless(f"{info.instanceCount} instances of MIG profile {name} at memory slices {places}")
+    return Profile(
+        index=index,
+        id=info.id,
+        name=name,
+        slices=info.sliceCount,
+        max_instances=info.instanceCount,
+        resources=Resources(
+            multiprocessors=info.multiprocessorCount,
+            copy_engines=info.copyEngineCount,
+            decoders=info.decoderCount,
+            encoders=info.encoderCount,
+            jpeg_engines=info.jpegCount,
+            ofa_engines=info.ofaCount,
+            memory_mib=info.memorySizeMB,
+        ),
+        starts=tuple(sorted(starts)),
+        size=size,
+    )
 
 
 def read_instances(
@@ -138,6 +152,15 @@ def _profile_info(session: Session, gpu: Any, index: int) -> Any | None:
         raise
 
 
+def _senseless(text: str) -> NvmlError:
+    """Return the error for a profile that no GPU has: taken as it is, it would come to counters without end."""
+    return NvmlError(
+        "nvmlDeviceGetGpuInstanceProfileInfo",
+        pynvml.NVML_ERROR_UNKNOWN,
+        f"an answer that makes no sense: {text}",
+    )
+
+
 def _name(info: Any, index: int, total_bytes: int) -> str:
     match = _NAME.fullmatch(text_of(info, "name"))
     return match[1] if match else profile_name(index, info.sliceCount, info.memorySizeMB, total_bytes)
@@ -148,6 +171,8 @@ def _placements(session: Session, gpu: Any, profile_id: int) -> list[tuple[int, 
     count = ctypes.c_uint()
     try:
         session.call(_get_placements, gpu, profile_id, None, count)
+        if count.value > MOST:
+            raise _senseless(f"{count.value} places of MIG profile {profile_id}")
         buffer = (pynvml.c_nvmlGpuInstancePlacement_t * max(count.value, 1))()
         session.call(_get_placements, gpu, profile_id, buffer, count)
     except NvmlError as error:
@@ -175,12 +200,21 @@ def _compute_instances(session: Session, gpu: Any) -> dict[int, list[ComputeInst
         found.setdefault(instance, []).append(
             ComputeInstance(
                 id=session.call(pynvml.nvmlDeviceGetComputeInstanceId, device),
-                uuid=session.ask(pynvml.nvmlDeviceGetUUID, device),
+                uuid=_uuid(session, device),
                 resources=_resources(attributes) if attributes else None,
                 slices=attributes.computeInstanceSliceCount if attributes else None,
             )
         )
     return {instance: sorted(compute, key=lambda one: one.id) for instance, compute in found.items()}
+
+
+def _uuid(session: Session, device: Any) -> str | None:
+    try:
+        return mig_uuid(session, device)
+    except NvmlError as error:
+        if error.is_lost:
+            raise
+        return None
 
 
 def _resources(attributes: Any) -> Resources:

@@ -91,15 +91,29 @@ class DriverMissingError(BackendError):
 class Session:
     """The open library. Handles that it gives are good until it ends."""
 
-    def __init__(self, binding: "_Binding", library: Library, generation: int) -> None:
+    def __init__(self, binding: "_Binding", library: Library, generation: int, *, close: bool) -> None:
+        """`close` says whether the library is shut down behind the last one."""
         self.library = library.path
-        self._binding = binding
         self.generation = generation
+        self._binding = binding
+        self._close = close
 
     @property
     def is_over(self) -> bool:
         """Whether the library is to be closed: who stays in a session for long must leave it soon."""
         return self._binding.is_over(self.generation)
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Be in it once more, in another thread: it does not end before both have left it.
+
+        Raises UnavailableError where it has ended.
+        """
+        self._binding.join(self.generation)
+        try:
+            yield
+        finally:
+            self._binding.leave(close=self._close)
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function of pynvml and return what it returns.
@@ -156,7 +170,7 @@ class NVML:
         """
         library, generation = self._enter()
         try:
-            yield Session(_binding, library, generation)
+            yield Session(_binding, library, generation, close=self._close_when_idle)
         finally:
             _binding.leave(close=self._close_when_idle)
 
@@ -249,6 +263,13 @@ class _Binding:
             raise
         self._done(library)
         return self._generation
+
+    def join(self, generation: int) -> None:
+        """Count one more user of a session that somebody is in. Raises UnavailableError where nobody is any more."""
+        with self._changed:
+            if generation != self._generation or not self._users:
+                raise UnavailableError("the session of NVML has ended")
+            self._users += 1
 
     def leave(self, *, close: bool) -> None:
         """Count one user less; shut the library down behind the last one where it is over, or is to be closed."""

@@ -40,7 +40,7 @@ def offer_of(gpu: GPU, options: GpuOptions) -> Offer:
         return _passed_through(gpu)
     if gpu.uuid is None:
         wanted = options.passthrough and mode != "shares"
-        return _passed_through(gpu) if wanted else _left_out(gpu, "it is bound to vfio-pci")
+        return _passed_through(gpu) if wanted else _left_out(gpu, gpu.fault or "it is bound to vfio-pci")
     if mode == "partitions":
         made = _partitioned(gpu, options)
     elif mode == "static" and gpu.mig and gpu.mig.enabled:
@@ -87,6 +87,9 @@ def _unpassable(gpu: GPU) -> str:
 
 def _undivided(gpu: GPU, options: GpuOptions, *, shared: bool) -> Offer:
     trouble = _undividable(gpu, options)
+    if shared and not trouble and not options.shares and gpu.memory_bytes is None:
+        # Without an amount to take from, every claim would get it.
+        trouble = "the driver does not tell how much memory it has (option shares divides it without)"
     if trouble:
         return Offer(gpu, warnings=(f"{gpu.name} is not offered: {trouble}",))
     return Offer(gpu, whole=True, shared=shared)

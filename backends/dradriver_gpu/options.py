@@ -39,8 +39,9 @@ class GpuOptions(Strict, frozen=True, kw_only=True):
     fatalTaint         effect of the taints for what neither a GPU nor who has it recovers from by itself
     runDirectory       what is kept of settings that were changed for claims, and of MPS: below the host root, gone
                        after a reboot
-    mpsLauncher        who keeps MPS control daemons while dradriver is updated: units of the host's systemd, or
-                       nobody, in which case they are processes that end with its own unit or container
+    mpsLauncher        who keeps MPS control daemons while dradriver is updated: units of the host's systemd; the
+                       keeper, in a pod of its own; or nobody: they are processes that end with its own unit or
+                       container
     """
 
     driver_root: str = "/"
@@ -56,7 +57,7 @@ class GpuOptions(Strict, frozen=True, kw_only=True):
     ignored_xids: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()
     fatal_taint: Literal["NoSchedule", "NoExecute"] = "NoSchedule"
     run_directory: str = "/run/dradriver-gpu"
-    mps_launcher: Literal["systemd", "process"] = "systemd"
+    mps_launcher: Literal["systemd", "pod", "process"] = "systemd"
 
     def __post_init__(self) -> None:
         """Refuse paths that are not absolute, shares that nothing has, and a filter that cannot be read."""

@@ -89,7 +89,7 @@ def _unusable(one: Asked, options: GpuOptions) -> str:
     if target.kind is Kind.PASSTHROUGH:
         return _unpassable(gpu, options)
     if gpu.fault or not gpu.visible:
-        return f"the GPU does not answer: {gpu.fault}" if gpu.fault else "the GPU is bound to vfio-pci"
+        return f"the GPU cannot be used: {gpu.fault}" if gpu.fault else "the GPU is bound to vfio-pci"
     if one.requested.allocated.admin:
         is_there = target.kind is not Kind.PARTITION or (target.instance and target.instance.compute)
         return "" if is_there else "admin access looks at what is there, and this partition is not"
@@ -102,7 +102,7 @@ def _unpassable(gpu: GPU, options: GpuOptions) -> str:
     if gpu.passthrough is None or gpu.passthrough.iommu_group is None:
         return "it is in no IOMMU group"
     if gpu.visible and gpu.fault and not gpu.passthrough.is_bound:
-        return f"the GPU does not answer: {gpu.fault}"
+        return f"the GPU cannot be used: {gpu.fault}"
     if gpu.visible and not _reaches(gpu, options, enabled=False):
         return "MIG mode of its GPU is on (option migMode)"
     return ""

@@ -1,7 +1,7 @@
-"""Reading the driver and the GPUs: pure reading, each GPU for itself, so that one which fails degrades alone."""
+"""Reading the driver and the GPUs: pure reading, each GPU for itself, so that one that fails or hangs does so alone."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import pynvml
@@ -9,6 +9,7 @@ import pynvml
 from dradriver.backend import UnavailableError
 from dradriver.host import Host
 from dradriver.model import shown
+from dradriver_gpu.aside import Aside
 from dradriver_gpu.errors import read_errors
 from dradriver_gpu.facts import Reader, read_changing, read_fixed
 from dradriver_gpu.inventory import GPU, Driver, DriverState, GPUInventory, Passthrough
@@ -18,6 +19,12 @@ from dradriver_gpu.place import Places
 
 _CREATES_AT_PLACES = 460
 """First driver branch that makes instances at a given place (nvmlDeviceCreateGpuInstanceWithPlacement)."""
+
+GPU_SECONDS = 10.0
+"""How long reading one GPU may take: some seconds where the driver has to start it first (no persistence mode)."""
+
+_MOST = 256
+"""More GPUs than any node has."""
 
 _UUID = re.compile(r"GPU-[0-9a-fA-F-]{36}")
 
@@ -31,13 +38,38 @@ class _Found:
 
     driver: Driver
     gpus: dict[str, GPU] = field(default_factory=dict)
-    nameless: list[str] = field(default_factory=list)
+    nameless: list[NvmlError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Answer:
+    """What a GPU answers: what it is, or what is wrong. `address` is known as soon as it has told it."""
+
+    address: str | None = None
+    gpu: GPU | None = None
+    error: NvmlError | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+class _Reading(Aside[None]):
+    """The reading of one GPU.
+
+    late   whether it was not waited for any more
+    """
+
+    def __init__(self, read: Callable[[_Answer], None], ended: Callable[["_Reading"], None]) -> None:
+        self.answer = _Answer()
+        self.late = False
+        super().__init__("gpu-reading", lambda: read(self.answer), lambda: ended(self))
+
+
 class Prober:
-    """Probes again and again, and remembers what does not change, and which GPUs were there."""
+    """Probes again and again, and remembers what does not change, and which GPUs were there.
+
+    changed   called, with a reason, when a GPU answers that was not waited for any more
+    """
 
     def __init__(self, host: Host, nvml: NVML, root: str, owned: Owned) -> None:
         """Read nothing yet. `root` is the driver root, for people."""
@@ -48,6 +80,8 @@ class Prober:
         self._was_ready = False
         self._last: dict[str, GPU] = {}
         self._fixed: dict[tuple[str, str], GPU] = {}
+        self._hung: dict[int, _Reading] = {}
+        self.changed: Callable[[str], None] = lambda _why: None
 
     def probe(self) -> GPUInventory:
         """Read all there is.
@@ -61,6 +95,7 @@ class Prober:
             on_bus = frozenset(self._last) if found.nameless else frozenset()
         self._add_hidden(on_bus - found.gpus.keys(), found)
         self._add_gone(found)
+        _condemn_twins(found)
         self._last |= found.gpus
         gpus = tuple(found.gpus[address] for address in sorted(found.gpus))
         return GPUInventory(found.driver, gpus, notes=tuple(found.notes), warnings=tuple(found.warnings))
@@ -70,8 +105,8 @@ class Prober:
         try:
             with self._nvml.session() as session:
                 found = _Found(self._read_driver(session))
-                for index in range(session.call(pynvml.nvmlDeviceGetCount)):
-                    self._read(Reader(session, index), found)
+                for index in range(min(session.call(pynvml.nvmlDeviceGetCount), _MOST)):
+                    self._read(session, index, found)
         except (DriverMissingError, UnavailableError, NvmlError) as error:
             if self._was_ready:
                 raise UnavailableError(f"the NVIDIA driver was here and is not now: {error}") from None
@@ -94,24 +129,61 @@ class Prober:
             library=session.library,
         )
 
-    def _read(self, reader: Reader, found: _Found) -> None:
+    def _read(self, session: Session, index: int, found: _Found) -> None:
         """Add one GPU, as it is or as it was."""
-        gpu: GPU | None
-        try:
-            reader.open()
-            gpu = self._read_open(reader, found.driver.version)
-        except NvmlError as error:
-            if reader.address is None:
-                found.nameless.append(str(error))
-                return
-            gpu = self._as_it_was(reader.address, str(error), found, lost=error.is_lost)
-        found.notes += reader.notes
+        answer = self._answer(session, index, found.driver.version)
+        if answer.address is None:
+            found.nameless += [answer.error] if answer.error else []
+            return
+        gpu = answer.gpu
+        if answer.error:
+            gpu = self._as_it_was(answer.address, str(answer.error), found, lost=answer.error.is_lost)
+            gpu = gpu and replace(gpu, visible=True)
+        found.notes += answer.notes
         if gpu is None:
             return
-        if gpu.address in found.gpus or gpu.uuid in {other.uuid for other in found.gpus.values()}:
+        if gpu.address in found.gpus:
             found.warnings.append(f"{gpu.name}: NVML shows it twice: it is taken once")
             return
+        twin = next((other for other in found.gpus.values() if gpu.uuid and gpu.uuid == other.uuid), None)
+        if twin:
+            found.warnings.append(
+                f"{gpu.name} is left out: NVML gives it the UUID of {twin.name}, {twin.uuid}"
+            )
+            return
         found.gpus[gpu.address] = gpu
+
+    def _answer(self, session: Session, index: int, version: str) -> _Answer:
+        """Return what a GPU answers within its time; one that still hangs is not asked again.
+
+        Raises UnavailableError where the driver is gone.
+        """
+        reading = self._hung.pop(index, None)
+        if reading is None or reading.done.is_set():
+            reading = _Reading(lambda answer: self._ask(session, index, version, answer), self._ended)
+            reading.late = not reading.done.wait(GPU_SECONDS)
+        if reading.done.is_set():
+            reading.result()
+            return reading.answer
+        self._hung[index] = reading
+        text = f"it did not answer within {GPU_SECONDS:g} s"
+        return _Answer(reading.answer.address, error=NvmlError("NVML", pynvml.NVML_ERROR_TIMEOUT, text))
+
+    def _ended(self, reading: _Reading) -> None:
+        if reading.late:
+            self.changed("a GPU answers again")
+
+    def _ask(self, session: Session, index: int, version: str, answer: _Answer) -> None:
+        """Read a GPU. One that hangs keeps the library from being closed."""
+        with session.shared():
+            reader = Reader(session, index)
+            answer.notes = reader.notes
+            try:
+                reader.open()
+                answer.address = reader.address
+                answer.gpu = self._read_open(reader, version)
+            except NvmlError as error:
+                answer.error = error
 
     def _read_open(self, reader: Reader, version: str) -> GPU:
         uuid = reader.session.call(pynvml.nvmlDeviceGetUUID, reader.handle)
@@ -165,15 +237,29 @@ class Prober:
                 )
             elif address in self._last or (found.nameless and bound and bound.driver == "nvidia"):
                 unbound = bound is not None and bound.driver != "nvidia"
-                fault = "; ".join(dict.fromkeys(found.nameless)) or "NVML does not show it any more"
+                fault = "; ".join(dict.fromkeys(map(str, found.nameless))) or "NVML does not show it any more"
                 fault = f"it is {_bound(bound)}" if unbound else fault
-                gpu = self._as_it_was(address, fault, found, lost=not unbound)
+                lost = not unbound and (not found.nameless or any(one.is_lost for one in found.nameless))
+                gpu = self._as_it_was(address, fault, found, lost=lost)
             elif found.driver.state is DriverState.READY:
                 found.notes.append(
                     f"the GPU at {address} is left out: it is {_bound(bound)}, and not shown by NVML"
                 )
             if gpu:
                 found.gpus[address] = gpu
+
+
+def _condemn_twins(found: _Found) -> None:
+    """Make GPUs of one minor number unusable: nobody could tell which of them a container gets by it."""
+    by_minor: dict[int, list[GPU]] = {}
+    for gpu in found.gpus.values():
+        if gpu.minor is not None and not gpu.fault:
+            by_minor.setdefault(gpu.minor, []).append(gpu)
+    for minor, twins in by_minor.items():
+        for gpu in twins if len(twins) > 1 else ():
+            others = " and ".join(other.name for other in twins if other is not gpu)
+            fault = f"NVML gives it the minor number of {others}: /dev/nvidia{minor} is one of them"
+            found.gpus[gpu.address] = replace(gpu, fault=fault)
 
 
 def _bound(passthrough: Passthrough | None) -> str:

@@ -26,7 +26,7 @@ from dradriver_gpu.instances import (
     standing,
     unless_gone,
 )
-from dradriver_gpu.mps import Mps
+from dradriver_gpu.mps import ControlDaemons, Limits
 from dradriver_gpu.nvml import NvmlError
 from dradriver_gpu.steps_setting import SettingStep
 from dradriver_gpu.tools import SMI
@@ -200,31 +200,20 @@ class RunMps(HostStep["GpuBackend"]):
         with applying():
             devices = self._devices(backend)
         mps = self._mps(backend)
+        limits = Limits(self.percentage, self.limits)
         backend.settings.take(
             self._setting,
             self._holder,
             list(devices),
             read=lambda: None,
-            change=lambda _: mps.start(self.name, devices, self._settings, self.user, work.stop),
+            change=lambda _: mps.start(self.name, devices, limits, self.user, work.stop),
         )
 
-    def _mps(self, backend: "GpuBackend") -> Mps:
+    def _mps(self, backend: "GpuBackend") -> ControlDaemons:
         mps = backend.mps.get(self.launcher)
         if mps is None:
             raise UnavailableError(f"nobody keeps MPS control daemons as {shown(self.launcher)}")
         return mps
-
-    @property
-    def _settings(self) -> tuple[str, ...]:
-        commands = []
-        if self.percentage:
-            commands.append(f"set_default_active_thread_percentage {self.percentage}")
-        commands += [
-            f"set_default_device_pinned_mem_limit {number} {limit}M"
-            for number, limit in enumerate(self.limits)
-            if limit
-        ]
-        return tuple(commands)
 
     def _devices(self, backend: "GpuBackend") -> tuple[str, ...]:
         """Return the UUIDs of what it serves."""

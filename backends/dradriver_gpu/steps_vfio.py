@@ -45,7 +45,7 @@ class BindVfio(HostStep["GpuBackend"]):
         ours = self._ours(backend, address)
         if "before" not in work.facts:
             before = {one.address: [one.driver, backend.vfio.override(one.address)] for one in ours}
-            work.record({"before": before})
+            work.record({"before": _checked(before)})  # what could not be put back is not taken
         if not all(one.driver == VFIO for one in ours):
             self._bind(backend, work, address, ours)
         backend.vfio.check_node(address, self.gpu)
@@ -139,10 +139,18 @@ def _address(name: str) -> str:
 
 def _drivers(work: Work) -> dict[str, list[str]]:
     """Return driver and override of each function as they were; they come back from a journal."""
-    before: dict[str, list[str]] = work.facts.get("before", {})
-    for name in (name for names in before.values() for name in names):
-        if not _DRIVER.fullmatch(name):
-            raise UnavailableError(f"{shown(name)} is no driver's name")
+    return _checked(work.facts.get("before", {}))
+
+
+def _checked(before: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return what was given, where all of it are names of drivers. Raises UnavailableError."""
+    for function, names in before.items():
+        for name in names:
+            if not _DRIVER.fullmatch(name):
+                raise UnavailableError(
+                    f"{shown(function)} cannot be bound back to the driver {shown(name)}: a name of at most 64 "
+                    "letters, digits, - and _ is expected"
+                )
     return before
 
 

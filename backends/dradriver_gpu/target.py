@@ -58,6 +58,6 @@ def target_of(device: Device, inventory: GPUInventory) -> Target:
         raise PlanError(f"device {device.name}: the driver knows no such place any more")
     for instance in gpu.instances:
         for compute in instance.compute:
-            if compute.uuid == uuid:
+            if compute.uuid == uuid and part == f"-{instance.part(compute)}":
                 return Target(Kind.EXISTING, gpu, instance=instance, compute=compute)
     raise PlanError(f"device {device.name}: the MIG device {shown(uuid)} is gone")

@@ -1,7 +1,7 @@
 """What is in pods: the kernel lists links and RDMA devices by network namespace, so the host does not see it.
 
-A step that moves something notes it here before it does. After a restart the steps of prepared claims are observed
-before anything is published, and note it again: the facts that they journalled say how the link was.
+A step that moves something notes it here before it does, and in every other process before what is seen there counts
+(`HostStep.recall`): the facts that it journalled say how the link was.
 """
 
 import threading
@@ -30,12 +30,14 @@ class Away:
         self._moved: Mapping[str, Moved] = MappingProxyType({})
         self._changed = threading.Event()
 
-    def add(self, device: str, moved: Moved) -> None:
-        """Note that a device is in a pod, or will be."""
+    def add(self, device: str, moved: Moved) -> bool:
+        """Note that a device is in a pod, or will be; return whether that is new."""
         with self._lock:
-            if self._moved.get(device) != moved:
-                self._moved = MappingProxyType({**self._moved, device: moved})
-                self._changed.set()
+            if self._moved.get(device) == moved:
+                return False
+            self._moved = MappingProxyType({**self._moved, device: moved})
+            self._changed.set()
+            return True
 
     def discard(self, device: str) -> None:
         """Forget it, once the device is back, or gone for good."""

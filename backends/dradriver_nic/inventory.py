@@ -101,13 +101,11 @@ class Link:
 class RdmaDevice:
     """One RDMA device, as `mlx5_2`; it serves the function in whose directory it is.
 
-    char_devices   what programs open, as `/dev/infiniband/uverbs2`, with the link layers of its ports beside:
-    link_layers    `InfiniBand` or `Ethernet` (RoCE)
+    char_devices   what programs open, as `/dev/infiniband/uverbs2`
     """
 
     name: str
     char_devices: tuple[str, ...] = ()
-    link_layers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

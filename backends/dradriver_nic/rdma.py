@@ -31,14 +31,7 @@ def rdma_devices(host: Host, address: str) -> tuple[RdmaDevice, ...]:
         if host.exists(f"dev/infiniband/{_CONNECTION_MANAGER}")
         else []
     )
-    return tuple(
-        RdmaDevice(
-            name=name,
-            char_devices=(*sorted(files[name]), *shared),
-            link_layers=_link_layers(host, f"{directory}/infiniband/{name}/ports"),
-        )
-        for name in names
-    )
+    return tuple(RdmaDevice(name, char_devices=(*sorted(files[name]), *shared)) for name in names)
 
 
 def rdma_exclusive(host: Host) -> bool | None:
@@ -48,8 +41,3 @@ def rdma_exclusive(host: Host) -> bool | None:
     """
     text = host.read_text("sys/module/ib_core/parameters/netns_mode")
     return None if text not in {"Y", "N", "0", "1"} else text in {"N", "0"}
-
-
-def _link_layers(host: Host, directory: str) -> tuple[str, ...]:
-    layers = [host.read_text(f"{directory}/{port}/link_layer") for port in host.list_dir(directory)]
-    return tuple(dict.fromkeys(layer for layer in layers if layer))

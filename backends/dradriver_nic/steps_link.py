@@ -1,5 +1,6 @@
 """A network interface moved into the pod as it is, and back."""
 
+import errno
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -132,7 +133,14 @@ class MoveLink(HostStep["NicBackend"]):
             given.append(m.mac(wanted.mac))
         given += [m.u32(NUMBERS[size], value) for size, value in wanted.sizes]
         with telling(f"{plain(before.link.name)} cannot be moved into the pod as {plain(name)}"):
-            home.change(m.RTM_NEWLINK, m.link(seen.index, *given))
+            try:
+                home.change(m.RTM_NEWLINK, m.link(seen.index, *given))
+            except RefusedError as error:
+                if error.errno != errno.EEXIST:
+                    raise
+                raise BackendError(
+                    f"{self.device}: the pod has another network interface {plain(name)}: set interface.name"
+                ) from None
 
     def _refuse_elsewhere(self, backend: "NicBackend", work: Work, pod: PodSpace) -> None:
         """Refuse a second pod while the link is in the first one's network namespace."""
@@ -252,7 +260,10 @@ class MoveLink(HostStep["NicBackend"]):
     # --- looking
 
     def observe(self, backend: "NicBackend", work: Work) -> Observed:
-        """Look where it is. What is in a pod is noted, so that it stays published."""
+        """Look where it is.
+
+        What becomes of it there, its name or whether it is up, is the pod's own affair.
+        """
         try:
             before = decoded(work)
             if before is None:
@@ -270,16 +281,21 @@ class MoveLink(HostStep["NicBackend"]):
             return Observed.PARTIAL if self._is_expected(backend) else Observed.UNDONE
         with pod, pod.rtnl() as rtnl:
             seen = self._seen_inside(rtnl, before)
-        if seen is None:
-            return Observed.PARTIAL
-        _note(backend, self.device, before)
-        name = self.wanted.name or before.link.name
-        return Observed.DONE if seen.link.name == name and seen.link.up else Observed.PARTIAL
+        return Observed.PARTIAL if seen is None else Observed.DONE
+
+    def recall(self, backend: "NicBackend", work: Work) -> bool:
+        """Note that it is in a pod, or was about to be, so that it stays published."""
+        before = decoded(work)
+        return before is not None and _note(backend, self.device, before)
 
     def _seen_inside(self, rtnl: Rtnl, before: Before) -> Seen | None:
-        name = self.wanted.name or before.link.name
+        name, mac = self.wanted.name or before.link.name, self.wanted.mac or before.link.mac
         return next(
-            (one for one in links_in(rtnl) if self.which.fits_inside(one, before.link, before.base, name)),
+            (
+                one
+                for one in links_in(rtnl)
+                if self.which.fits_inside(one, before.link, before.base, name=name, mac=mac)
+            ),
             None,
         )
 
@@ -309,7 +325,7 @@ def forget(work: Work, *facts: str) -> None:
         log.warning("what was undone is not recorded: %s", error)
 
 
-def _note(backend: "NicBackend", device: str, before: Before) -> None:
-    """Note that a link is in a pod, or about to be."""
+def _note(backend: "NicBackend", device: str, before: Before) -> bool:
+    """Note that a link is in a pod, or about to be; return whether that is new."""
     moved = backend.away.moved.get(device, Moved())
-    backend.away.add(device, replace(moved, link=before.link))
+    return backend.away.add(device, replace(moved, link=before.link))

@@ -85,11 +85,11 @@ class MoveRdma(HostStep["NicBackend"]):
         for seen, _ in here:
             home.move(seen.index, pod.fd)
 
-    def _note(self, backend: "NicBackend", work: Work) -> None:
-        """Note what is in a pod, or about to be."""
+    def _note(self, backend: "NicBackend", work: Work) -> bool:
+        """Note what is in a pod, or about to be; return whether that is new."""
         moved = backend.away.moved.get(self.device, Moved())
         rdma = tuple(device for _, device in _recorded(work))
-        backend.away.add(self.device, replace(moved, rdma=rdma))
+        return backend.away.add(self.device, replace(moved, rdma=rdma))
 
     def revert(self, backend: "NicBackend", work: Work) -> None:
         """Bring them back, under the names that they had."""
@@ -123,7 +123,7 @@ class MoveRdma(HostStep["NicBackend"]):
                     inside.move(one.index, home.fd)
 
     def observe(self, backend: "NicBackend", work: Work) -> Observed:
-        """Look where they are. What is in a pod is noted, so that it stays published."""
+        """Look where they are."""
         if not _is_known(work):
             return Observed.UNDONE
         numbers = {number for number, _ in _recorded(work)}
@@ -137,11 +137,13 @@ class MoveRdma(HostStep["NicBackend"]):
                 there = numbers & {one.index for one in inside.devices()}
         except OSError as error:
             raise UnavailableError(f"{self._what}: {why(error)}") from None
-        if there:
-            self._note(backend, work)
         if there == numbers:
             return Observed.DONE
         return Observed.UNDONE if here == numbers else Observed.PARTIAL
+
+    def recall(self, backend: "NicBackend", work: Work) -> bool:
+        """Note that they are in a pod, or were about to be, so that they stay published."""
+        return _is_known(work) and self._note(backend, work)
 
 
 def _is_known(work: Work) -> bool:

@@ -103,9 +103,12 @@ class BindVfio(HostStep["NicBackend"]):
             raise UnavailableError(f"{self.device} is not on the bus")
         bound = backend.actuator.vfio.driver(self.address) == VFIO
         if bound and "driver" in work.facts:
-            backend.away.add(self.device, Moved())
             return Observed.DONE
         return Observed.PARTIAL if bound else Observed.UNDONE
+
+    def recall(self, backend: "NicBackend", work: Work) -> bool:
+        """Note that its network interface is not there on purpose."""
+        return "driver" in work.facts and not work.rebooted and backend.away.add(self.device, Moved())
 
 
 def _is_over(stop: threading.Event, end: float) -> bool:

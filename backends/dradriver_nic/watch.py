@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 LIMIT_SECONDS = 0.1
 """One notice for all that happens within that time; the first event is told of at once."""
 
+OPENING_SECONDS = 0.02
+"""All sources open within that time, and each says that something may have been missed: that is one notice."""
+
 _GROUPS = sum(1 << (number - 1) for number in (1, 5, 7, 9, 11))
 """RTNLGRP_LINK, _IPV4_IFADDR, _IPV4_ROUTE, _IPV6_IFADDR and _IPV6_ROUTE."""
 
@@ -56,6 +59,7 @@ class Limiter:
 
     def run(self, stop: threading.Event) -> None:
         """Pass it on, until `stop`."""
+        stop.wait(OPENING_SECONDS)
         while not stop.is_set():
             if self._due.wait(_WAIT_MS / 1000):
                 self._due.clear()

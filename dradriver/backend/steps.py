@@ -92,6 +92,16 @@ class HostStep(Step[B]):
     def observe(self, backend: B, work: Work) -> Observed:
         """Look whether the change is there. Raises UnavailableError while that cannot be said."""
 
+    def recall(self, backend: B, work: Work) -> bool:
+        """Tell the backend what this step has put out of sight; return whether a probe sees more by that.
+
+        Called in each process that is new, before anything counts that the backend has seen there, for every step that
+        was applied, or may have been, since the last reboot. It looks at nothing, changes nothing, and records nothing:
+        all is in `work.facts`. Override it where `apply` notes in the backend what the host no longer shows. Raises
+        UnavailableError where the facts cannot be read.
+        """
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerAdjustment:

@@ -15,7 +15,10 @@ from dradriver.claims import network_body
 from dradriver.engine import DeviceRecord, Record
 from dradriver.model import shown
 
-READY, PREPARED = "Ready", "Prepared"
+READY = "Ready"
+"""The condition that all entries have. Its reasons:"""
+
+PREPARED, IN_SANDBOX, WAITING_FOR_SANDBOX = "Prepared", "InSandbox", "WaitingForSandbox"
 MAX_DATA = 10 << 10
 """Bytes of `data` as JSON text."""
 
@@ -103,26 +106,36 @@ def _entry(record: Record, device: DeviceRecord) -> tuple[dict[str, Any], list[s
         "pool": pool,
         "device": name,
         **({"shareID": share} if share else {}),
-        "conditions": [
-            {
-                "type": READY,
-                "status": "True",
-                "reason": PREPARED,
-                "message": "",
-                # The claim is in this state since then, however often it is looked at.
-                "lastTransitionTime": timestamp(record.created),
-            }
-        ],
+        "conditions": [_ready(record)],
     }
     data, faults = _data(device.metadata)
     if data:
         entry["data"] = data
-    if device.network:
+    if device.network and record.is_open:
         network, lost = network_body(device.network)
         faults += (f"networkData.{fault}" for fault in lost)
         if network:
             entry["networkData"] = network
     return entry, faults
+
+
+def _ready(record: Record) -> dict[str, Any]:
+    """Return whether containers can be made with the devices, and since when, however often it is looked at."""
+    since = record.sandbox.since if record.sandbox else 0.0
+    if record.sandbox is None:
+        status, reason, message = "True", PREPARED, ""
+    elif record.is_open:
+        status, reason, message = "True", IN_SANDBOX, ""
+    else:
+        status, reason = "False", WAITING_FOR_SANDBOX
+        message = "goes into the pod's network namespace once the container runtime has made its sandbox"
+    return {
+        "type": READY,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": timestamp(since or record.created),
+    }
 
 
 def _data(attributes: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:

@@ -29,7 +29,7 @@ COLLECT_SECONDS = 0.2
 """How long a claim waits at least: the answer to the kubelet is on its way meanwhile."""
 
 PATIENCE_SECONDS = 2.0
-"""How long the other drivers of a claim are waited for."""
+"""How long the other drivers of a claim are waited for, and the sandbox of its pod: that spares a write in between."""
 
 REQUEST_SECONDS = 10.0
 PACE_SECONDS = 0.1
@@ -73,6 +73,10 @@ class _Waiting:
     attempts: int = 0
     refusals: int = 0
     trouble: str = ""
+
+    def anew(self, seen: "_Seen | None", expected: frozenset[str]) -> "_Waiting":
+        """Return the claim as it comes once more, with its object as it was read for that, if it was."""
+        return replace(self, seen=seen or self.seen, expected=expected or self.expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,7 @@ class ClaimStatusWriter:
             earlier = self._waiting.get(ref.uid)
             if earlier or len(self._waiting) < MAX_WAITING:
                 waiting = earlier or _Waiting(ref, self._clock.now())
-                self._waiting[ref.uid] = replace(waiting, seen=seen, expected=expected)
+                self._waiting[ref.uid] = waiting.anew(seen, expected)
             else:
                 self._overflown = True
             self._some.set()
@@ -155,7 +159,7 @@ class ClaimStatusWriter:
         uid = waiting.ref.uid
         with self._guard:
             anew = self._waiting.get(uid)
-            self._waiting[uid] = replace(waiting, seen=anew.seen, expected=anew.expected) if anew else waiting
+            self._waiting[uid] = waiting.anew(anew.seen, anew.expected) if anew else waiting
             if waiting.due <= self._clock.now():
                 self._some.set()
 
@@ -244,7 +248,7 @@ class ClaimStatusWriter:
         found = (self._journal.get(driver, ref.uid) for driver in self._drivers)
         records = [record for record in found if record and record.state is State.PREPARED]
         is_early = self._clock.now() - waiting.since < PATIENCE_SECONDS
-        if records and is_early and not waiting.expected <= {record.driver for record in records}:
+        if records and is_early and not self._is_complete(waiting, records):
             self._put_back(waiting)
             return {}
         digests = {_key(record): _digest(record) for record in records}
@@ -263,6 +267,12 @@ class ClaimStatusWriter:
         for fault in statuses.faults:
             log.warning("status of claim %s: %s", ref, fault)
         return digests
+
+    @staticmethod
+    def _is_complete(waiting: _Waiting, records: Collection[Record]) -> bool:
+        """Whether no more is about to happen to a claim: all of its drivers prepared it, and its pod has it."""
+        drivers = {record.driver for record in records}
+        return waiting.expected <= drivers and all(record.is_open for record in records)
 
     def _is_told(
         self,

@@ -71,7 +71,7 @@ def run(node: Node, arguments: tuple[str, ...]) -> None:
 @pass_node
 def devices(node: Node, output: Output) -> None:
     """Show the devices of this node, probed now, and who has them."""
-    pools, holders = node.pools, node.holders()
+    holders, pools = node.holders(), node.pools
     views = [
         device_view(pool, device, holders.get((pool.name, device.name), []))
         for pool in pools.all
@@ -80,9 +80,14 @@ def devices(node: Node, output: Output) -> None:
     show(output, views, lambda: print_table(*device_rows(views)))
     for _, _, remarks in _published(node):
         _remark(remarks)
-    broken = [f"pool {pool.name}: {pool.snapshot.error}" for pool in pools.all if pool.snapshot.error]
+    broken = _unread(node)
     if broken:
         fail("; ".join(broken))
+
+
+def _unread(node: Node) -> list[str]:
+    """Return why pools cannot be read now."""
+    return [f"pool {pool.name}: {pool.snapshot.error}" for pool in node.pools.all if pool.snapshot.error]
 
 
 def _published(node: Node) -> Iterator[tuple[SlicePool, PoolSpecs, list[str]]]:
@@ -121,6 +126,7 @@ def slices(node: Node, output: Output) -> None:
     show(output, data, lambda: print_table(columns, rows, "no slices"))
     for _, _, remarks in published:
         _remark(remarks)
+    _remark(_unread(node))
 
 
 @cli.command()

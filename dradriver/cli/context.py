@@ -1,5 +1,6 @@
 """What the commands share: the settings, the pools of this node, and the errors that end a command."""
 
+import logging
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ import click
 
 from dradriver.cli.output import plain
 from dradriver.config import Settings, SettingsError, load, load_backends
-from dradriver.engine import JournalError, JournalView, Pools, Record, refresh_all, view_journal
+from dradriver.engine import JournalError, JournalView, Pools, Record, recall, refresh_all, view_journal
 from dradriver.host import Host
 
 
@@ -28,6 +29,11 @@ class Misuse(Failure):
     """Options, arguments or a configuration that say nothing that could be done."""
 
     exit_code = 2
+
+
+def quiet_pools() -> None:
+    """Have pools log nothing that the commands say themselves; a failure of a backend's own code is logged."""
+    logging.getLogger("dradriver.engine.pools").setLevel(logging.ERROR)
 
 
 def fail(message: str) -> NoReturn:
@@ -74,11 +80,18 @@ class Node:
 
     @cached_property
     def pools(self) -> Pools:
-        """The pools, probed now."""
+        """The pools, probed now; what is in pods is known from the journal, as far as that can be read."""
         try:
             pools = Pools(self.settings.node, load_backends(self.settings))
         except SettingsError as error:
             raise Misuse(str(error)) from None
+        try:
+            records = self.records()
+        except Failure as failure:
+            click.echo(f"dradriver: what is in pods is not shown: {plain(failure.message)}", err=True)
+        else:
+            recall(pools, records, Host(self.settings.host_root).boot_id() or "")
+        quiet_pools()
         refresh_all(pools.all)
         return pools
 

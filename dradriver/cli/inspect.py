@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dradriver.cli.context import Node, fail, pass_node
+from dradriver.cli.context import Node, fail, pass_node, quiet_pools
 from dradriver.cli.output import Branch, Output, output_option, print_table, print_tree, show
 from dradriver.config import Settings, SettingsError, load
 from dradriver.host import CPUSet, read_pci, read_topology
@@ -41,10 +41,11 @@ def topology(node: Node, everything: bool, output: Output) -> None:
     """Show this node as a tree: sockets, NUMA nodes, PCIe roots and switches, devices, and who has them."""
     from dradriver.inspect import topology_view
 
-    found, pci, pools = read_topology(node.host), read_pci(node.host), node.pools.all
+    records, pools = node.records(), node.pools.all
+    found, pci = read_topology(node.host), read_pci(node.host)
     view = {
         "node": node.settings.node,
-        **topology_view(found, pci, pools, node.records(), everything=everything),
+        **topology_view(found, pci, pools, records, everything=everything),
     }
     show(output, view, lambda: _print_topology(view))
 
@@ -192,6 +193,7 @@ def check(node: Node, output: Output) -> None:
         settings = load(node.config, node.directory)
     except SettingsError as error:
         settings = error
+    quiet_pools()
     checks = check_node(settings, own_directory=node.directory is not None)
     status = worst(checks)
     data = {"status": status.value, "checks": [one.view() for one in checks]}

@@ -61,3 +61,19 @@ class Admission:
 
     def _leaves_some(self, held: CPUSet) -> bool:
         return bool(self._shared.left(held).cpus) or not self._shared.online
+
+
+class AdmissionWithoutRuntime:
+    """Looks at claims where no container runtime is meant: nobody would ever tell of a pod's sandbox."""
+
+    def check(self, record: Record) -> None:
+        """Refuse a claim that goes into the sandbox of a pod, with PlanError."""
+        waiting = next((step for step in record.steps if step.phase is Phase.SANDBOX), None)
+        if waiting:
+            raise PlanError(
+                f"the container runtime must be asked to {waiting.text}, and cannot be: this daemon joins none, since "
+                "it keeps everything below one directory (--dir) or has a fake node; nri.enabled: true joins one"
+            )
+
+    def reserve(self, record: Record) -> None:
+        """Admit it."""

@@ -309,7 +309,10 @@ class Containers:
             own = known.given.cpus if known.given else ""
             if not known.pending and known.cpus == (own or shared.text) and (own or not known.uses):
                 continue
-            cpus = self._wanted(known, shared).cpus
+            if known.uses:
+                cpus = self._wanted(known, shared).cpus
+            else:  # as most are
+                cpus = shared.text if self._must_be_told(known, shared) else ""
             if cpus and (known.pending or cpus != known.cpus):
                 required = known.pending != "" or not _is_wider(cpus, known.cpus)
                 change = common if cpus == shared.text else ContainerAdjustment(cpus=cpus)

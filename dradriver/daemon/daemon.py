@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dradriver.config import Settings, load_backends
+from dradriver.containers import AdmissionWithoutRuntime
 from dradriver.daemon.active import Gate, acquire
 from dradriver.daemon.complaint import Complaint
 from dradriver.daemon.facts import Facts
@@ -95,6 +96,7 @@ class Daemon:
             logging.WARNING,
         )
         self._in_use: dict[str, frozenset[tuple[str, str]]] = {}
+        self._listing = threading.Lock()
 
     @property
     def reachable(self) -> bool | None:
@@ -107,15 +109,20 @@ class Daemon:
             SocketPaths.of(driver, self.settings.kubelet_root, self.settings.instance)
             for driver in self.pools.drivers
         ]
-        for watch, pool in zip(self._watches, self.pools.all, strict=True):
-            self._supervisor.start(f"probe-{pool.backend.kind}", watch.probes)
-            self._supervisor.start(f"events-{pool.backend.kind}", watch.events)
+        watched = [
+            (pool.backend.kind, watch) for pool, watch in zip(self.pools.all, self._watches, strict=True)
+        ]
+        # Events are heard before the first probe: it sees all that came before them, and need not be repeated.
+        for kind, watch in watched:
+            self._supervisor.start(f"events-{kind}", watch.events)
         for path in paths:
             plugin = Plugin(path.driver, path, self.gate, self.health)
             plugin.start()
             self._plugins.append(plugin)
             self._supervisor.start(f"sockets-{path.driver}", plugin.run)
             log.info("%s is served at %s", path.driver, path.service)
+        for kind, watch in watched:
+            self._supervisor.start(f"probe-{kind}", watch.probes)
         self._supervisor.start("becoming active", self._activate)
         self._supervisor.start("state", self._guard_state)
         if self._metrics and self.settings.metrics:
@@ -174,7 +181,7 @@ class Daemon:
         try:
             if not acquire(self._lock, stop):
                 return
-            engine, journal = self._recovered()
+            engine, journal, before = self._recovered()
         except Exception as error:
             self.gate.explain(str(error) or type(error).__name__)
             self._lock.release()
@@ -183,8 +190,14 @@ class Daemon:
             (path, path.stat().st_ino) for path in self._journal_files() if path.exists()
         )
         self.gate.open(engine)
+        for pool in self.pools.all:
+            if pool.snapshot.shown != before[pool.name]:
+                engine.refresher.request(pool)
+        for driver in self.pools.drivers:
+            self._report(driver)
         log.info("active on node %s", self.settings.node)
         self._supervisor.start("settle", engine.run)
+        self._supervisor.start("refresh", engine.refresher.run)
         self._supervisor.start("publish", self.publishing.run)
         loops = [*self._around.loops(journal), *(self._runtime.loops() if self._runtime else ())]
         for name, run in loops:
@@ -253,7 +266,8 @@ class Daemon:
             if stop.wait(self.settings.rescan_seconds):
                 return
 
-    def _recovered(self) -> tuple[Engine, Journal]:
+    def _recovered(self) -> tuple[Engine, Journal, dict[str, object]]:
+        """Return the engine with all claims settled, its journal, and what was seen of each pool before."""
         deadline = time.monotonic() + FIRST_PROBE_SECONDS
         for watch in self._watches:
             watch.probed.wait(max(0.0, deadline - time.monotonic()))
@@ -282,12 +296,13 @@ class Daemon:
             boot,
             changed=self._changed,
             prepared=self._prepared,
-            admission=self._runtime.admission if self._runtime else None,
+            admission=self._runtime.admission if self._runtime else AdmissionWithoutRuntime(),
         )
+        before: dict[str, object] = {pool.name: pool.snapshot.shown for pool in self.pools.all}
         engine.recover()
         if self._runtime:
             self._runtime.attend(engine)
-        return engine, self._journal
+        return engine, self._journal, before
 
     def _prepared(self, record: Record, claim: object) -> None:
         """Pass on that a claim was prepared."""
@@ -299,6 +314,8 @@ class Daemon:
         """Pass on what a probe found: to the slices soon, to the kubelet's health streams at once."""
         if changed:
             self.publishing.seen(pool)
+            if self.gate.engine:
+                self.gate.engine.refresher.request(pool)
         # What a claim waits for may show in the inventory alone, and change nothing of the offer.
         self._around.seen()
         self._report(pool.driver)
@@ -314,14 +331,15 @@ class Daemon:
 
     def _report(self, driver: str) -> None:
         """Bring the health list of a driver up to date; a device that is gone is listed until its last claim is."""
-        if self.gate.engine:
-            try:
-                self._in_use[driver] = self.gate.engine.devices_in_use(driver)
-            except JournalError as error:
-                log.warning("%s: the devices in use are taken as before: %s", driver, error)
-        before = self.health.snapshot(driver).states
-        pools = self.pools.of_driver(driver)
-        self.health.update(driver, device_states(pools, self._in_use.get(driver, frozenset()), before))
+        with self._listing:
+            if self.gate.engine:
+                try:
+                    self._in_use[driver] = self.gate.engine.devices_in_use(driver)
+                except JournalError as error:
+                    log.warning("%s: the devices in use are taken as before: %s", driver, error)
+            before = self.health.snapshot(driver).states
+            pools = self.pools.of_driver(driver)
+            self.health.update(driver, device_states(pools, self._in_use.get(driver, frozenset()), before))
 
 
 def _check_mapping(journal: Journal, pools: Pools) -> None:

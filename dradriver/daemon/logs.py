@@ -4,9 +4,12 @@ import json
 import logging
 import sys
 import time
-from typing import Any
+from typing import Any, Final
 
 from dradriver.config import Log
+
+LIBRARIES: Final = ("celpy", "kubernetes", "oauthlib", "requests_oauthlib")
+"""What these say below a warning is not wanted at any level: tokens, and each step of each CEL expression."""
 
 
 class _Text(logging.Formatter):
@@ -41,6 +44,8 @@ def set_up(config: Log) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_NoGarbage())
     handler.setFormatter(_JSON() if config.format == "json" else _Text())
+    for library in LIBRARIES:
+        logging.getLogger(library).setLevel(logging.WARNING)
     # It warns of each bad answer; who made the request says so once.
     logging.getLogger("urllib3").setLevel(logging.ERROR)
     logging.basicConfig(level=config.level.upper(), handlers=[handler], force=True)

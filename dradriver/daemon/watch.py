@@ -34,6 +34,7 @@ class PoolWatch:
 
     def probes(self, stop: threading.Event) -> None:
         """Probe now, then whenever it is due."""
+        self._due.clear()  # what was asked for before, as by events that are heard now, the first probe answers
         while not stop.is_set():
             changed = self._pool.refresh()
             self.probed.set()

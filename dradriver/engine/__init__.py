@@ -9,6 +9,7 @@ from dradriver.engine.ledger import HeldError
 from dradriver.engine.metadata import MetadataFiles
 from dradriver.engine.planning import Part, Planned, plan, requests
 from dradriver.engine.pools import Pool, Pools, Snapshot, refresh_all
+from dradriver.engine.recall import recall
 from dradriver.engine.records import DeviceRecord, Record, SandboxRecord, State, StepRecord, StepState
 from dradriver.engine.retry import retried
 from dradriver.engine.sandboxes import Sandbox, Sandboxes
@@ -40,6 +41,7 @@ __all__ = [
     "dry_run",
     "open_journal",
     "plan",
+    "recall",
     "refresh_all",
     "requests",
     "retried",

@@ -27,6 +27,7 @@ from dradriver.engine.pools import Pool, Pools
 from dradriver.engine.progress import Progress, StepRunner
 from dradriver.engine.records import Record, plan_prefix
 from dradriver.engine.recovery import Recovery, Unsettled
+from dradriver.engine.refresh import Refresher
 from dradriver.engine.retry import retried
 from dradriver.engine.sandboxes import Sandboxes
 from dradriver.model import ClaimRef, PreparedDevice, shown
@@ -84,6 +85,7 @@ class Engine:
     """Prepares and unprepares the claims of this node's drivers.
 
     sandboxes   what is to be told of the pods whose network namespaces the claims go to
+    refresher   what is to be told of pools that changed
     """
 
     def __init__(
@@ -103,7 +105,8 @@ class Engine:
         boot      the kernel's boot id; empty where it is unknown, which undoes nothing
         changed   called when a claim's device was missing, and looking for it found the pool changed
         prepared  called with each claim that was prepared or found so, and with its object as it was read for that,
-                  None where it could not be read; before the call is answered, so it must not wait for anything
+                  None where it could not be read; before the call is answered, so it must not wait for anything. Also
+                  when it is in the sandbox of its pod, and when it is so no more
         admission may refuse claims; none are without it
         """
         self._pools = pools
@@ -126,6 +129,7 @@ class Engine:
             namespaces=self._namespaces,
             boot=boot,
             unsettled=self._unsettled.add,
+            moved=lambda record: self._tell(record, None),
         )
         self.sandboxes = Sandboxes(
             journal,
@@ -134,8 +138,8 @@ class Engine:
             runner=self._runner,
             lifecycle=self._lifecycle,
             unsettled=self._unsettled.add,
-            changed=lambda record: self._tell(record, None),
         )
+        self.refresher = Refresher(journal, self._locks, self._lifecycle, boot)
         self._recovery = Recovery(
             pools,
             journal,

@@ -6,6 +6,7 @@ only while every step is applied, the journal calls a claim prepared after that,
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import zip_longest
@@ -42,8 +43,13 @@ class Lifecycle:
         namespaces: Namespaces,
         boot: str,
         unsettled: Callable[[Key], None],
+        moved: Callable[[Record], None],
     ) -> None:
-        """`unsettled` is told of claims that are neither wholly prepared nor wholly undone, for another try."""
+        """Have nothing to do yet.
+
+        unsettled   told of claims that are neither wholly prepared nor wholly undone, for another try
+        moved       told of prepared claims that are wholly in a sandbox now, or are so no more
+        """
         self._pools = pools
         self._journal = journal
         self._cdi = cdi
@@ -51,6 +57,7 @@ class Lifecycle:
         self._namespaces = namespaces
         self._boot = boot
         self._unsettled = unsettled
+        self._moved = moved
         self._stop = threading.Event()
 
     def execute(self, progress: Progress, planned: Planned, deadline: float) -> None:
@@ -94,14 +101,17 @@ class Lifecycle:
         record = progress.changed()
         devices = rendered_anew(record, self._pools)
         generation = record.generation + _tells_otherwise(record.devices, devices)
-        progress.record = replace(record, devices=devices, generation=generation)
+        sandbox = replace(sandbox, since=time.time())
+        progress.record = replace(record, devices=devices, generation=generation, sandbox=sandbox)
         self._write(progress.record)
         self._journal.update(
             *progress.key,
             devices=devices if devices != record.devices else None,
             generation=generation,
+            sandbox=sandbox,
             steps=[(numbers[-1], StepState.APPLIED)],
         )
+        self._moved(progress.record)
         return progress.record
 
     def leave(self, progress: Progress, deadline: float) -> None:
@@ -113,10 +123,13 @@ class Lifecycle:
         sandbox = progress.record.sandbox or SandboxRecord()
         numbers = progress.of(Phase.SANDBOX)
         touched = [n for n in numbers if progress.states[n] is not StepState.PLANNED]
+        was_whole = all(progress.states[n] is StepState.APPLIED for n in numbers)
+        if was_whole:
+            sandbox = replace(sandbox, since=time.time())
         try:
             begun = [(n, StepState.APPLYING) for n in touched if progress.states[n] is StepState.APPLIED]
             if begun:
-                self._note(progress, steps=begun)
+                self._note(progress, sandbox=sandbox, steps=begun)
             progress.states.update(begun)
             self._cdi.remove_claim(progress.record.driver, progress.record.ref)
             for n in reversed(touched):
@@ -131,6 +144,9 @@ class Lifecycle:
         except Exception:
             self._unsettled(progress.key)
             raise
+        finally:
+            if was_whole:
+                self._moved(progress.record)
         for n in numbers:
             progress.states[n] = StepState.PLANNED
             progress.facts[n] = {}

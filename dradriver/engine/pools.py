@@ -49,6 +49,11 @@ class Snapshot:
     error: str = ""
     begun: float = float("-inf")
 
+    @property
+    def shown(self) -> tuple[object, ...]:
+        """What slices, health lists and CDI files are made of."""
+        return self.content, self.error, self.probed, self.base
+
 
 class Pool:
     """One backend of one driver on this node."""
@@ -61,9 +66,12 @@ class Pool:
         self.snapshot = Snapshot()
         self._lock = threading.Lock()
         self._hung: HungError | None = None
+        self._guard = threading.Lock()
+        self._outdated = 0
+        self._said = PoolContent()
 
     def refresh(self, deadline: float | None = None, since: float | None = None) -> bool:
-        """Probe the hardware; return whether what is offered, or the reason for its absence, changed.
+        """Probe the hardware; return whether what others see of it changed (`Snapshot.shown`).
 
         A backend that cannot be read, hangs or fails keeps its last inventory; one that still hangs is not asked
         again.
@@ -75,28 +83,53 @@ class Pool:
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return False
         try:
-            before = self.snapshot
-            if since is not None and before.begun >= since:
+            if since is not None and self.snapshot.begun >= since:
                 return False
-            begun = time.monotonic()
-            try:
-                after = self._look(deadline)
-            except Exception as error:
-                level = logging.WARNING if isinstance(error, BackendError) else logging.ERROR
-                text = str(error) or type(error).__name__
-                if text != before.error:
-                    log.log(level, "pool %s: %s", self.name, text, exc_info=level == logging.ERROR)
-                after = replace(before, error=text)
-            self.snapshot = replace(after, begun=begun)
+            is_new = None
+            while is_new is None:
+                is_new = self._refreshed(deadline)
         finally:
             self._lock.release()
-        if after.content.warnings != before.content.warnings:
-            for warning in after.content.warnings:
+        return is_new
+
+    def _refreshed(self, deadline: float) -> bool | None:
+        """Take in what is seen now; None where that was outdated while it was looked at."""
+        with self._guard:
+            before, outdated = self.snapshot, self._outdated
+        begun = time.monotonic()
+        try:
+            after = self._look(deadline)
+        except Exception as error:
+            level = logging.WARNING if isinstance(error, BackendError) else logging.ERROR
+            text = str(error) or type(error).__name__
+            if text != before.error:
+                log.log(level, "pool %s: %s", self.name, text, exc_info=level == logging.ERROR)
+            after = replace(before, error=text)
+        with self._guard:
+            if self._outdated != outdated:
+                return None
+            self.snapshot = replace(after, begun=begun)
+        if after.probed:
+            self._say(after.content)
+        return after.shown != before.shown
+
+    def _say(self, content: PoolContent) -> None:
+        said, self._said = self._said, content
+        if content.warnings != said.warnings:
+            for warning in content.warnings:
                 log.warning("pool %s: %s", self.name, warning)
-        if after.content.notes != before.content.notes:
-            for note in after.content.notes:
+        if content.notes != said.notes:
+            for note in content.notes:
                 log.debug("pool %s: %s", self.name, note)
-        return (after.content, after.error, after.probed) != (before.content, before.error, before.probed)
+
+    def outdate(self) -> None:
+        """Have what was seen so far, or is being looked at, count no more: the backend knows now of what it misses.
+
+        Until the next probe the pool is as one that was never read.
+        """
+        with self._guard:
+            self._outdated += 1
+            self.snapshot = Snapshot()
 
     def _look(self, deadline: float) -> Snapshot:
         if self._hung and not self._hung.future.done():

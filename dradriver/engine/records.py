@@ -107,6 +107,7 @@ class SandboxRecord:
     pod      the UID of its pod
     netns    file of its network namespace
     number   inode of that namespace
+    since    when it last came wholly into a sandbox, or out of it, in seconds since the epoch; 0 where it was in none
     """
 
     pods: tuple[str, ...] = ()
@@ -114,11 +115,12 @@ class SandboxRecord:
     pod: str = ""
     netns: str = ""
     number: int = 0
+    since: float = 0.0
 
     @property
     def free(self) -> "SandboxRecord":
         """The same claim in no sandbox."""
-        return SandboxRecord(self.pods)
+        return SandboxRecord(self.pods, since=self.since)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from dradriver.engine.lifecycle import Lifecycle
 from dradriver.engine.locks import Key, Locks
 from dradriver.engine.pools import Pools
 from dradriver.engine.progress import Progress, StepRunner
+from dradriver.engine.recall import recall
 from dradriver.engine.sandboxes import Sandboxes
 from dradriver.model import shown
 from dradriver_cdi import CDIError
@@ -85,6 +86,9 @@ class Recovery:
         with self._journal.transaction():
             self._take_over()
             self._journal.set_fact("boot", boot)
+        # Pools may have been probed before this process knew what is in pods, and is not seen on the host therefore.
+        for pool in recall(self._pools, self._journal.records(), boot):
+            pool.refresh(time.monotonic() + SETTLE_SECONDS)
         self._settle((driver, uid) for driver, uid, *_ in self._journal.states())
         kept = self._journal.records()
         try:

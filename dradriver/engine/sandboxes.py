@@ -4,7 +4,9 @@ A claim's CDI file is written when all of its steps are done, so that no contain
 is in one sandbox at a time: what its steps move is there once.
 """
 
+import errno
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -66,20 +68,14 @@ class Sandboxes:
         runner: StepRunner,
         lifecycle: Lifecycle,
         unsettled: Callable[[Key], None],
-        changed: Callable[[Record], None],
     ) -> None:
-        """Know of no sandbox yet.
-
-        unsettled   told of claims that are to be looked at again
-        changed     told of a claim that is in its pod, where containers now learn more of it than before
-        """
+        """Know of no sandbox yet; `unsettled` is told of claims that are to be looked at again."""
         self._journal = journal
         self._claims = claims
         self._locks = locks
         self._runner = runner
         self._lifecycle = lifecycle
         self._unsettled = unsettled
-        self._changed = changed
         self._guard = threading.Lock()
         self._live: dict[str, Sandbox] = {}
         self._synchronized = False
@@ -152,7 +148,7 @@ class Sandboxes:
                 raise TransientError(f"claim {record.ref} is not prepared: it is {record.state.value}")
             progress = Progress(record)
             at = record.sandbox or SandboxRecord()
-            if at.id and at.pod != sandbox.pod and not self.is_gone(at):
+            if at.id and at.pod != sandbox.pod and not (self.is_gone(at) or _has_ended(at)):
                 raise BackendError(
                     f"claim {record.ref} is in another pod (uid {shown(at.pod)}): one pod at a time can have it"
                 )
@@ -166,8 +162,7 @@ class Sandboxes:
             self._enter(progress, sandbox, deadline)
 
     def _enter(self, progress: Progress, sandbox: Sandbox, deadline: float) -> None:
-        before = progress.record
-        pods = before.sandbox.pods if before.sandbox else ()
+        pods = progress.record.sandbox.pods if progress.record.sandbox else ()
         try:
             made = self._lifecycle.enter(
                 progress, SandboxRecord(pods, sandbox.id, sandbox.pod, sandbox.netns), deadline
@@ -180,8 +175,6 @@ class Sandboxes:
             self._leave(progress, time.monotonic() + BACK_SECONDS)
             raise
         log.info("claim %s of %s is in pod %s", made.ref, made.driver, shown(sandbox.name))
-        if made.devices != before.devices:
-            self._changed(made)
 
     def _leave(self, progress: Progress, deadline: float) -> None:
         """Take a claim out of its sandbox, later where that is not possible now."""
@@ -266,3 +259,14 @@ class Sandboxes:
     def _forget(self, name: str) -> None:
         with self._guard:
             self._live.pop(name, None)
+
+
+def _has_ended(sandbox: SandboxRecord) -> bool:
+    """Whether a sandbox has no network namespace any more: the runtime has stopped it.
+
+    It may not have said so: a containerd that was restarted tells of no end of the pods that it found (internal/nri).
+    """
+    try:
+        return os.stat(sandbox.netns).st_ino != sandbox.number  # noqa: PTH116 - a link of procfs
+    except OSError as error:
+        return error.errno == errno.ENOENT

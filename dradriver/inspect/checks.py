@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dradriver.config import Settings, SettingsError, load_backends
 from dradriver.daemon.report import Report
-from dradriver.engine import Pool, Pools, Record, refresh_all
+from dradriver.engine import Pool, Pools, Record, recall, refresh_all
 from dradriver.host import Host, read_topology
 from dradriver.inspect.cdi import check_cdi_conflicts, check_cdi_directory, check_cdi_files
 from dradriver.inspect.files import is_directory
@@ -60,6 +60,9 @@ def check_node(settings: Settings | SettingsError, *, own_directory: bool) -> li
     topology = read_topology(host)
     mountinfo = Host().read_text("proc/self/mountinfo") or ""
     state, records, active = _state(settings, mountinfo, own_directory=own_directory)
+    if isinstance(pools, Pools):
+        recall(pools, records or (), host.boot_id() or "")
+        refresh_all(pools.all)
     report = told_report(settings.state)
     backends = _backends(pools, settings.node, topology.notes)
     return [
@@ -81,7 +84,12 @@ def check_node(settings: Settings | SettingsError, *, own_directory: bool) -> li
         *_kubelet(settings, mountinfo, active, own_directory=own_directory),
         *_cdi(settings, records),
         *check_runtime(host, settings.cdi, own_directory=own_directory),
-        check_nri(settings.runtime, report.runtime if isinstance(report, Report) else None, active=active),
+        check_nri(
+            settings.runtime,
+            report.runtime if isinstance(report, Report) else None,
+            active=active,
+            backends=[] if isinstance(pools, SettingsError) else [type(pool.backend) for pool in pools.all],
+        ),
     ]
 
 
@@ -93,11 +101,9 @@ def _configuration(settings: Settings) -> Check:
 
 def _pools(settings: Settings) -> Pools | SettingsError:
     try:
-        pools = Pools(settings.node, load_backends(settings))
+        return Pools(settings.node, load_backends(settings))
     except SettingsError as problem:
         return problem
-    refresh_all(pools.all)
-    return pools
 
 
 def _backends(pools: Pools | SettingsError, node: str, known: Sequence[str]) -> list[Check]:

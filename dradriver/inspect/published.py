@@ -61,7 +61,9 @@ def check_published(
     if isinstance(report, str):
         return [unknown("published slices", report, "run as root")]
     if report is None and active:
-        return [unknown("published slices", "the active daemon has told nothing yet", "ask again in a moment")]
+        return [
+            unknown("published slices", "the active daemon has told nothing yet", "ask again in a moment")
+        ]
     if report is None or active is False:
         return [unknown("published slices", "no daemon is active, which would tell", "start the daemon")]
     where = report.server or "files"

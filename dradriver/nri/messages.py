@@ -1,6 +1,7 @@
 """Between NRI's messages and the types that handlers work with."""
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 from dradriver.backend import ContainerAdjustment
 from dradriver.nri.events import Container, Pod, Update
@@ -59,20 +60,30 @@ def adjustment_message(adjustment: ContainerAdjustment) -> nri_pb2.ContainerAdju
     return made
 
 
-def update_messages(updates: Iterable[Update]) -> list[nri_pb2.ContainerUpdate]:
-    """Return updates for the runtime; those that change nothing are left out."""
-    made = []
+Answer = TypeVar(
+    "Answer",
+    nri_pb2.SynchronizeResponse,
+    nri_pb2.CreateContainerResponse,
+    nri_pb2.UpdateContainerResponse,
+    nri_pb2.StopContainerResponse,
+)
+
+
+def with_updates(answer: Answer, updates: Iterable[Update]) -> Answer:
+    """Return an answer with updates for the runtime added; those that change nothing are left out.
+
+    There may be one for each container of the node, so they are made in their place: a message that is put into
+    another one is copied.
+    """
     last, changes = ContainerAdjustment(), None
     for update in updates:
         if update.adjustment is not last:  # many containers get the same
             last, changes = update.adjustment, _changes(update.adjustment)
         if changes is not None:
-            made.append(
-                nri_pb2.ContainerUpdate(
-                    container_id=update.container, linux=changes, ignore_failure=not update.required
-                )
+            answer.update.add(
+                container_id=update.container, linux=changes, ignore_failure=not update.required
             )
-    return made
+    return answer
 
 
 def _changes(adjustment: ContainerAdjustment) -> nri_pb2.LinuxContainerUpdate | None:

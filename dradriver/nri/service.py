@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 
 from dradriver.model.text import plain
 from dradriver.nri.events import Container, Pod, RefusedError, RuntimeHandler
-from dradriver.nri.messages import adjustment_message, container_of, pod_of, update_messages
+from dradriver.nri.messages import adjustment_message, container_of, pod_of, with_updates
 from dradriver_protos import nri_pb2
 
 SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
@@ -99,7 +99,7 @@ class Service:
             return nri_pb2.SynchronizeResponse(more=True)
         self._parts = _Parts()
         updates = self._handler.synchronize(parts.pods, parts.containers)
-        answer = nri_pb2.SynchronizeResponse(update=update_messages(updates))
+        answer = with_updates(nri_pb2.SynchronizeResponse(), updates)
         self.synchronized = True
         return answer
 
@@ -125,9 +125,8 @@ class Service:
     def create_container(self, message: nri_pb2.CreateContainerRequest) -> Message:
         """Have a container adjusted."""
         adjustment, updates = self._handler.create_container(pod_of(message.pod), _container(message))
-        return nri_pb2.CreateContainerResponse(
-            adjust=adjustment_message(adjustment), update=update_messages(updates)
-        )
+        answer = nri_pb2.CreateContainerResponse(adjust=adjustment_message(adjustment))
+        return with_updates(answer, updates)
 
     def created_container(self, message: nri_pb2.ContainerEvent | nri_pb2.StateChangeEvent) -> Message:
         """Pass on that a container was made."""
@@ -137,12 +136,12 @@ class Service:
     def update_container(self, message: nri_pb2.UpdateContainerRequest) -> Message:
         """Have a change of resources changed."""
         updates = self._handler.update_container(pod_of(message.pod), _container(message))
-        return nri_pb2.UpdateContainerResponse(update=update_messages(updates))
+        return with_updates(nri_pb2.UpdateContainerResponse(), updates)
 
     def stop_container(self, message: nri_pb2.StopContainerRequest) -> Message:
         """Pass on that a container has ended."""
         updates = self._handler.stop_container(pod_of(message.pod), _container(message))
-        return nri_pb2.StopContainerResponse(update=update_messages(updates))
+        return with_updates(nri_pb2.StopContainerResponse(), updates)
 
     def remove_container(self, message: nri_pb2.ContainerEvent | nri_pb2.StateChangeEvent) -> Message:
         """Pass on that a container is gone."""

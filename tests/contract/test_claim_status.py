@@ -13,7 +13,7 @@ from dradriver.claimstatus import writer
 from dradriver.clock import Clock
 from dradriver.kube.errors import MAX_RETRY_AFTER_SECONDS
 from dradriver.model import ClaimRef
-from lever import eventually
+from waiting import eventually
 
 CPU, NIC = "cpu.dradriver.io", "nic.dradriver.io"
 FOREIGN = {"request": "r9", "driver": "gpu.example.com", "pool": "elsewhere", "device": "gpu-7"}
@@ -78,6 +78,21 @@ def test_no_entry_of_others_is_touched_and_none_of_theirs_is_ours(node: ClusterN
     told = by_device(node.told(ref))
     assert told["gpu-7"]["data"] == {"their": "own"}
     assert set(told) == {"gpu-7", "cpu-numa-0"}
+
+
+def test_news_of_a_claim_that_was_not_read_forgets_none_of_its_drivers(
+    node: ClusterNode, patient: None
+) -> None:
+    ref = node.all_kinds()
+    with node.writing():
+        node.prepare(ref, CPU)
+        (record,) = node.running.journal.records()
+        node.writer.prepared(record, None)
+        time.sleep(0.5)
+        assert node.told(ref) == [], "the other drivers are waited for"
+        node.prepare(ref)
+        node.idle()
+    assert node.asked("PATCH") == 1
 
 
 def test_a_driver_that_comes_later_takes_nothing_away(node: ClusterNode) -> None:

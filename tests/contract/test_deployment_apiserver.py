@@ -10,11 +10,11 @@ import yaml
 
 import daemons
 from chart import ACCOUNT, MANIFESTS, Object, classes, helm, objects, only, render
-from daemons import eventually
 from dradriver.kube import Client, from_kubeconfig
 from dradriver.model import ClaimRef
 from dradriver.sim.apiserver import ApiServer, User
 from policy import NODE_KEY, POLICY, decide
+from waiting import eventually
 
 CPU = "cpu.dradriver.io"
 TOKEN, OTHER_TOKEN, ADMINISTRATOR = "token-of-node-a", "token-of-node-b", "token-of-an-administrator"

@@ -28,6 +28,7 @@ from chart import (
 from dradriver.config import Settings, load
 from dradriver.daemon import STOP_SECONDS
 from dradriver_gpu.options import GpuOptions
+from dradriver_nic.options import NicOptions
 
 
 @pytest.fixture(params=SETS, ids=list(SETS))
@@ -197,19 +198,26 @@ def test_the_runtimes_socket_is_seen_where_it_is_needed(
     assert {"name": volume["name"], "mountPath": expected} in mounts
 
 
-def test_cards_need_the_hosts_network_but_not_all_of_the_host() -> None:
+def test_cards_need_the_hosts_network_its_kernel_settings_and_the_runtime(tmp_path: Path) -> None:
     helm()
-    found = render({"config": driver("cpu", "nic")})
+    found = render({"config": driver("nic")})
     pod = only(found, "DaemonSet")["spec"]["template"]["spec"]
     assert pod["hostNetwork"] is True
+    # A container that is not privileged has /sys and /proc/sys read-only.
     assert container(found)["securityContext"] == {
-        "capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN", "SYS_ADMIN"]},
+        "privileged": True,
         "readOnlyRootFilesystem": True,
         "runAsUser": 0,
         "runAsGroup": 0,
     }
-    (mount,) = [m for m in container(found)["volumeMounts"] if m["mountPath"] == "/var/run/netns"]
-    assert mount["mountPropagation"] == "HostToContainer"
+    mounts = {mount["mountPath"]: mount for mount in container(found)["volumeMounts"]}
+    assert mounts["/var/run/netns"]["mountPropagation"] == "HostToContainer"
+    settings = settings_of(found, tmp_path)
+    assert settings.runtime.join
+    assert str(settings.runtime.socket.parent) in mounts
+    kept = NicOptions().run_directory
+    for path in (kept, f"{settings.host_root}{kept}"):
+        assert mounts[path].keys() == {"name", "mountPath"}, "it is written there"
 
 
 def test_gpus_need_device_nodes_and_no_network() -> None:
@@ -247,9 +255,9 @@ def test_the_driver_of_gpus_is_found_below_the_host_root_and_what_is_kept_of_the
         assert volumes[mount["name"]] == {"path": kept, "type": "DirectoryOrCreate"}
 
 
-def test_the_whole_host_is_seen_for_gpus_that_are_there_only() -> None:
+def test_the_whole_host_is_seen_for_hardware_that_is_there_only() -> None:
     helm()
-    for values in ({}, FAKE, GROUPED, {"config": driver("cpu", "nic")}):
+    for values in ({}, FAKE, GROUPED):
         assert "/" not in host_paths(render(values))
 
 

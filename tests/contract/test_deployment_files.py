@@ -43,14 +43,21 @@ def test_the_manifests_are_what_the_chart_renders() -> None:
 
 def test_the_manifests_hold_what_their_names_say() -> None:
     read = {path.name: objects([path.read_text()]) for path in MANIFESTS.glob("*.yaml")}
-    assert set(read) == {"deviceclasses.yaml", "dradriver.yaml", "dradriver-fake.yaml"}
+    assert set(read) == {
+        "deviceclasses.yaml",
+        "dradriver.yaml",
+        "dradriver-fake.yaml",
+        "dradriver-gpu-mps.yaml",
+    }
     assert len(classes(read["deviceclasses.yaml"])) == len(read["deviceclasses.yaml"]) == 8
-    for name in ("dradriver.yaml", "dradriver-fake.yaml"):
+    for name in ("dradriver.yaml", "dradriver-fake.yaml", "dradriver-gpu-mps.yaml"):
         namespace, *others = read[name]
         assert namespace["kind"] == "Namespace"
         assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
         assert others[-1]["kind"] == "DaemonSet"
         assert not classes(others)
+    names = [obj["metadata"]["name"] for obj in read["dradriver-gpu-mps.yaml"] if obj["kind"] == "DaemonSet"]
+    assert names == ["dradriver", "dradriver-mps-keeper"]
     assert "dgx-h100" in only(read["dradriver-fake.yaml"], "ConfigMap")["data"]["config.yaml"]
 
 
@@ -68,7 +75,7 @@ def test_every_example_of_values_is_one_of_the_chart() -> None:
     readme = (CHART / "README.md").read_text()
     assert files
     for name in files:
-        assert only(render(values_file(name)), "DaemonSet")
+        assert [obj for obj in render(values_file(name)) if obj["kind"] == "DaemonSet"]
         assert f"`values/{name}`" in readme
 
 
@@ -159,6 +166,55 @@ def test_systemd_understands_the_unit(unit: Path) -> None:
 def test_the_service_is_exposed_to_little(unit: Path) -> None:
     rated = run("systemd-analyze", "security", "--offline=true", "--threshold=25", unit)
     assert rated.returncode == 0, rated.stdout
+
+
+@pytest.fixture
+def unit_for_gpus(unit: Path) -> Path:
+    """Return the unit with the drop-in for GPUs."""
+    return with_drop_in(unit, "gpu.conf")
+
+
+def with_drop_in(unit: Path, name: str) -> Path:
+    """Put a drop-in beside the unit, and return the unit."""
+    directory = unit.with_name("dradriver.service.d")
+    directory.mkdir()
+    shutil.copy(ROOT / "systemd" / "dradriver.service.d" / name, directory)
+    return unit
+
+
+def test_systemd_understands_the_drop_in_for_gpus(unit_for_gpus: Path) -> None:
+    verified = run("systemd-analyze", "verify", unit_for_gpus)
+    assert (verified.returncode, verified.stdout, verified.stderr) == (0, "", "")
+    drop_in = unit_for_gpus.with_name("dradriver.service.d") / "gpu.conf"
+    drop_in.write_text(f"{drop_in.read_text()}Nonsense=1\n")
+    assert "Nonsense" in run("systemd-analyze", "verify", unit_for_gpus).stderr, "it is read at all"
+
+
+def test_the_service_with_gpus_opens_devices_and_changes_them_and_no_more(unit_for_gpus: Path) -> None:
+    rated = run("systemd-analyze", "security", "--offline=true", "--threshold=40", unit_for_gpus)
+    assert rated.returncode == 0, rated.stdout
+    marks = {name: mark for mark, name in re.findall(r"([✓✗]) (\S+)", rated.stdout)}
+    opened = {
+        "DeviceAllow=",
+        "PrivateDevices=",
+        "ProtectKernelTunables=",
+        "CapabilityBoundingSet=~CAP_SYS_ADMIN",
+    }
+    assert {marks[name] for name in opened} == {"✗"}
+    kept = {"ProtectSystem=", "ProtectHome=", "NoNewPrivileges=", "ProtectKernelModules=", "PrivateTmp="}
+    assert {marks[name] for name in kept} == {"✓"}
+
+
+def test_the_service_with_cards_changes_networks_and_no_more(unit: Path) -> None:
+    changed = with_drop_in(unit, "nic.conf")
+    verified = run("systemd-analyze", "verify", changed)
+    assert (verified.returncode, verified.stdout, verified.stderr) == (0, "", "")
+    rated = run("systemd-analyze", "security", "--offline=true", "--threshold=40", changed)
+    assert rated.returncode == 0, rated.stdout
+    marks = {name: mark for mark, name in re.findall(r"([✓✗]) (\S+)", rated.stdout)}
+    opened = {"ProtectKernelTunables=", "RestrictNamespaces=~net", "CapabilityBoundingSet=~CAP_NET_ADMIN"}
+    kept = {"PrivateDevices=", "ProtectSystem=", "NoNewPrivileges=", "RestrictNamespaces=~user"}
+    assert ({marks[name] for name in opened}, {marks[name] for name in kept}) == ({"✗"}, {"✓"})
 
 
 # hack/kind

@@ -17,10 +17,10 @@ import pytest
 
 import daemons
 from chart import MANIFESTS, container, objects
-from daemons import eventually
 from dradriver.kubelet import SocketPaths, unix_target
 from dradriver.kubelet.probe import main
 from dradriver_protos import dra_v1_pb2, dra_v1_pb2_grpc, registration_pb2, registration_pb2_grpc
+from waiting import eventually
 
 CPU, MEMORY = "cpu.dradriver.io", "memory.dradriver.io"
 DEPLOYED = container(objects([(MANIFESTS / "dradriver.yaml").read_text()]))

@@ -54,6 +54,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"access": {"nic": {"hostPID": True}}}, "'hostPID'"),
     ({"access": {"gpu": {"hostRoot": "/host"}}}, "/access/gpu/hostRoot"),
     ({"access": {"cpu": {"nri": "/var/run/nri"}}}, "/access/cpu/nri"),
+    ({"access": {"gpu": {"mpsKeeper": "yes"}}}, "/access/gpu/mpsKeeper"),
     ({"access": {"gpu": {"paths": ["/dev"]}}}, "/access/gpu/paths/0"),
     ({"access": {"gpu": {"paths": [{"path": "/"}]}}}, "/access/gpu/paths/0/path"),
     ({"access": {"gpu": {"paths": [{"path": "/dev", "propagation": "Both"}]}}}, "/access/gpu/paths/0"),

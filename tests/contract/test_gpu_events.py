@@ -1,97 +1,21 @@
 """GPU events on the stub driver: from an XID, an ECC error or a lost GPU to the devices concerned, and back."""
 
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pynvml
 import pytest
 
 import nvmlnodes
 from dradriver.backend import UnavailableError
-from dradriver.model import Device, Health, PoolContent
-from dradriver_gpu import GpuBackend
+from dradriver.model import Health
 from gpunode import GpuNode
+from gpuwatch import BEGUN, watching
 from nvmlclients import Operator
-from nvmlstub import DOUBLE_BIT_ECC, MIG_CHANGE, UNAVAILABLE, XID, Fault, Stub
+from nvmlstub import DOUBLE_BIT_ECC, MIG_CHANGE, UNAVAILABLE, XID, Fault
 
-BEGUN = "GPU events are listened to"
 ALL = {"mode": "partitions", "migMode": "switch", "passthrough": True}
 RETIREMENT, RETIREMENT_FAILURE, FATAL_POISON = 0x400, 0x800, 0x2000
-
-
-class Watched:
-    """A backend whose watch runs, and the reasons that it gives for probing."""
-
-    def __init__(self, backend: GpuBackend) -> None:
-        self.backend = backend
-        self._changed = threading.Condition()
-        self._reasons: list[str] = []
-
-    def changed(self, why: str) -> None:
-        with self._changed:
-            self._reasons.append(why)
-            self._changed.notify_all()
-
-    def count(self, why: str) -> int:
-        """Return how often that was the reason."""
-        with self._changed:
-            return sum(why in reason for reason in self._reasons)
-
-    def wait(self, why: str, times: int = 1) -> None:
-        """Wait until that was the reason so many times."""
-        with self._changed:
-            there = self._changed.wait_for(lambda: self.count(why) >= times, 20)
-        assert there, f"{why}: {self._reasons}"
-
-    def hear(self, stub: Stub, index: int, xid: int) -> None:
-        """Send an XID until it is heard: the session of NVML may just be ended for another, of which nobody is told."""
-        deadline = time.monotonic() + 20
-        while not self.count(f"XID {xid}"):
-            assert time.monotonic() < deadline, self._reasons
-            stub.xid(index, xid)
-            time.sleep(0.05)
-
-    def content(self) -> PoolContent:
-        """Probe."""
-        return self.backend.devices(self.backend.probe())
-
-    def device(self, name: str) -> Device:
-        found = self.content().device(name)
-        assert found
-        return found
-
-    def taints(self) -> dict[str, list[str]]:
-        """Probe; return the taints of the devices that have some."""
-        return {
-            device.name: [f"{taint.key.partition('/')[2]}={taint.value}" for taint in device.taints]
-            for device in self.content().devices
-            if device.taints
-        }
-
-
-@contextmanager
-def watching(
-    node: GpuNode, options: Mapping[str, Any] | None = None, *, begun: bool = True
-) -> Iterator[Watched]:
-    """Run the watch of a backend; it must end soon after it is told to."""
-    stop = threading.Event()
-    with node.backend(options) as backend:
-        backend.probe()
-        watched = Watched(backend)
-        thread = threading.Thread(target=backend.watch, args=(stop, watched.changed), daemon=True)
-        thread.start()
-        try:
-            if begun:
-                watched.wait(BEGUN)
-            yield watched
-        finally:
-            stop.set()
-            thread.join(20)
-        assert not thread.is_alive()
 
 
 # --- XIDs
@@ -150,9 +74,14 @@ def test_the_xid_of_an_instance_is_that_of_its_partition(tmp_path: Path, mode: s
 
 def test_a_change_of_mig_instances_has_the_gpus_probed(tmp_path: Path) -> None:
     node = GpuNode(tmp_path, nvmlnodes.a100_40(2).each(mig_at_start=1))
-    with watching(node) as watched:
+    made = "gpu-0000-0f-00-0-mig-3g-20gb-4"
+    with watching(node, {"mode": "static"}) as watched:
+        assert watched.content().device(made) is None
+        Operator(node.stub).create(1, 9, 4, compute_profile=2)
         node.stub.event(1, MIG_CHANGE)
         watched.wait("gpu-0000-0f-00-0: its MIG instances changed")
+        assert watched.count("gpu-0000-07-00-0") == 0
+        assert watched.device(made).health is Health.HEALTHY
 
 
 # --- other events

@@ -11,6 +11,7 @@ import nvmlnodes
 from dradriver.model import Health
 from gpunode import GpuNode
 from nvmlstub import DOUBLE_BIT_ECC
+from waiting import eventually
 
 GPU = "gpu.dradriver.io"
 SOON = 4.0
@@ -36,7 +37,7 @@ drivers: [{{name: {GPU}, backends: [gpu]}}]
 backends: {{gpu: {{mode: partitions, migMode: switch, passthrough: true, fatalTaint: NoExecute}}}}
 """
         )
-        host.ready(1)
+        host.ready(2)
         # The probe after the events are asked for is over.
         time.sleep(0.5)
         yield host
@@ -54,7 +55,7 @@ def taints(host: daemons.Node) -> dict[str, set[tuple[str, str, str]]]:
 def seconds_until_told(host: daemons.Node, text: str, times: int) -> float:
     """Return the seconds until a text stands so many times in the slices; reading them as YAML takes as long."""
     began = time.monotonic()
-    daemons.eventually(
+    eventually(
         lambda: sum(path.read_text().count(text) for path in host.slices.glob("*.yaml")) == times, text
     )
     return time.monotonic() - began
@@ -81,12 +82,12 @@ def test_an_event_is_in_the_slices_and_in_the_health_stream_at_once(
         fatal = {(f"{GPU}/xid", "79", "NoExecute"), (f"{GPU}/lost", "", "NoExecute"), UNHEALTHY}
         assert seconds_until_told(host, "dradriver.io/xid", 27) < SOON
         assert set(taints(host)) == sick
-        daemons.eventually(lambda: all(one == fatal for one in taints(host).values()), "both are told")
+        eventually(lambda: all(one == fatal for one in taints(host).values()), "both are told")
 
         hardware.stub.find(3)
         well = next(one for one in stream if all(state.health is Health.HEALTHY for state in one.values()))
         assert {state.message for state in well.values()} == {""}
-        daemons.eventually(lambda: not taints(host), "the taints are gone")
+        eventually(lambda: not taints(host), "the taints are gone")
 
 
 def test_what_events_tell_is_there_while_the_driver_hangs(hardware: GpuNode, host: daemons.Node) -> None:
@@ -97,12 +98,12 @@ def test_what_events_tell_is_there_while_the_driver_hangs(hardware: GpuNode, hos
         assert seconds_until_told(host, "dradriver.io/xid", 2 * 27) < SOON
         assert {name[:16] for name in taints(host)} == {THIRD, "gpu-0000-43-00-0"}
     hardware.stub.ask_recovery(3, 1)
-    daemons.eventually(
+    eventually(
         lambda: (f"{GPU}/recovery", "reset", "NoExecute") in taints(host).get(THIRD, ()),
         "a reset is asked for",
     )
     hardware.stub.ask_recovery(3, 0)
-    daemons.eventually(lambda: len(taints(host)) == 27, "the third GPU is well again")
+    eventually(lambda: len(taints(host)) == 27, "the third GPU is well again")
 
 
 def test_a_daemon_that_is_started_again_finds_what_lasts(hardware: GpuNode, host: daemons.Node) -> None:

@@ -285,13 +285,15 @@ def test_unprepare_works_without_the_gpu_and_without_the_driver(tmp_path: Path) 
         gpus.stub.become(gpus.stub.node.without_driver())
         gpus.unload()
         made.undone(unloaded)
+        assert [made.record(claim) for claim in (lost, unloaded)] == [None, None]
+        assert list((made.root / "cdi").glob("*-claim-*")) == []
 
 
 def test_unprepare_waits_for_a_driver_that_cannot_be_read_while_its_module_is_there(tmp_path: Path) -> None:
     with at_work(tmp_path, h100(1), **MODE_ON) as (gpus, made):
         claim = made.prepared("a", f"{GPU}-mig-2g-20gb-4")
         gpus.remove()
-        answer = made.unprepare(claim, seconds=0.5)
+        answer = made.unprepare(claim, seconds=3.0)
         assert answer
         assert "libnvidia-ml.so.1" in answer
         gpus.install()
@@ -319,7 +321,7 @@ def test_a_gpu_that_does_not_answer_is_refused(tmp_path: Path) -> None:
     with at_work(tmp_path, h100(1), **MODE_ON) as (gpus, made):
         gpus.stub.lose(0)
         made.refresh()
-        assert "the GPU does not answer" in made.refusal("a", f"{GPU}-mig-2g-20gb-4")
+        assert "the GPU cannot be used: " in made.refusal("a", f"{GPU}-mig-2g-20gb-4")
 
 
 # --- instances that stand

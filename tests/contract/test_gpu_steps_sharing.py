@@ -4,7 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,15 @@ import pynvml
 import pytest
 
 from dradriver.backend import BackendError
+from dradriver_gpu.mps import Systemd
 from dradriver_gpu.tools import Tools
 from gpumachine import GpuMachine, build, gpu_config, machine
 from gpunode import GpuNode
-from gputools import GpuTools, runs, until
+from gputools import GpuTools, runs
 from nvmlclients import Operator
 from nvmlfacts import Node
 from nvmlnodes import h100, t4
+from waiting import eventually
 
 GPU, OTHER = "gpu-0000-1b-00-0", "gpu-0000-43-00-0"
 PART = f"{GPU}-mig-2g-20gb-4"
@@ -229,8 +231,8 @@ def test_a_claim_has_a_control_daemon_of_its_own(at_work: AtWork) -> None:
     ]
     host = bench.gpus.directory
     assert bench.tools.environment() == {
-        "CUDA_MPS_LOG_DIRECTORY": f"{host}/run/dradriver-gpu/mps/claim-uid-a/log",
-        "CUDA_MPS_PIPE_DIRECTORY": f"{host}/run/dradriver-gpu/mps/claim-uid-a/pipe",
+        "CUDA_MPS_LOG_DIRECTORY": "/run/dradriver-gpu/mps/claim-uid-a/log",
+        "CUDA_MPS_PIPE_DIRECTORY": "/run/dradriver-gpu/mps/claim-uid-a/pipe",
         "CUDA_VISIBLE_DEVICES": f"{bench.uuid()},{bench.uuid(1)}",
     }
     for edits in bench.made.edits(claim):
@@ -264,7 +266,7 @@ def test_a_daemon_that_died_has_its_claim_prepared_anew(at_work: AtWork) -> None
     claim = bench.made.prepared("a", GPU, config=MPS)
     (daemon,) = bench.tools.daemons()
     os.kill(daemon, signal.SIGKILL)
-    until(lambda: not runs(daemon))
+    eventually(lambda: not runs(daemon))
     assert not isinstance(bench.made.prepare(claim), str)
     (other,) = bench.tools.daemons()
     assert other != daemon
@@ -279,10 +281,34 @@ def test_another_process_with_the_number_of_a_daemon_that_died_is_left_alone(at_
     note = bench.root / "host/run/dradriver-gpu/mps/claim-uid-a/process.json"
     assert json.loads(note.read_text())["process"] == daemon
     os.kill(daemon, signal.SIGKILL)
-    until(lambda: not runs(daemon))
+    eventually(lambda: not runs(daemon))
     note.write_text(json.dumps({"process": os.getpid(), "started": 1}))
     bench.made.undone(claim)
     assert bench.left == []
+
+
+def test_servers_that_a_daemon_left_behind_end_with_its_claim(at_work: AtWork) -> None:
+    bench = at_work()
+    bench.tools.set("mps-servers")
+    claim = bench.made.prepared("a", GPU, config=MPS)
+    (daemon,) = bench.tools.daemons()
+    eventually(lambda: len(session(daemon)) > 1, "the daemon has started another process")
+    os.kill(daemon, signal.SIGKILL)
+    eventually(lambda: not runs(daemon), "the daemon is gone")
+    left = session(daemon)
+    assert left
+    bench.made.undone(claim)
+    assert not [process for process in left if runs(process)]
+
+
+def session(leader: int) -> list[int]:
+    """Return the processes of a session."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if file.read_text().rpartition(")")[2].split()[3] == str(leader):
+                found.append(int(file.parent.name))
+    return [process for process in found if runs(process)]
 
 
 def test_a_daemon_that_does_not_listen_is_killed(at_work: AtWork) -> None:
@@ -297,7 +323,11 @@ def test_a_daemon_that_does_not_listen_is_killed(at_work: AtWork) -> None:
 def test_a_daemon_that_takes_its_time_is_waited_for(at_work: AtWork) -> None:
     bench = at_work()
     bench.tools.set("mps-slow")
-    bench.made.undone(bench.made.prepared("a", GPU, config=MPS))
+    claim = bench.made.prepared("a", GPU, config=MPS)
+    assert len(bench.tools.daemons()) == 1
+    bench.made.undone(claim)
+    assert bench.tools.daemons() == []
+    assert bench.left == []
 
 
 def test_a_daemon_that_cannot_start_is_quoted_and_all_is_put_back(at_work: AtWork) -> None:
@@ -458,6 +488,13 @@ def test_exclusive_use_of_a_share_and_changes_by_admin_access_are_refused(at_wor
 # --- who keeps the daemons
 
 
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the node's directory for the root of this machine, where alone systemd can be asked."""
+    monkeypatch.setattr(Systemd, "_is_elsewhere", lambda self: False)
+
+
+@pytest.mark.usefixtures("here")
 def test_systemd_keeps_daemons_as_transient_units(at_work: AtWork) -> None:
     bench = at_work(mpsLauncher="systemd")
     claim = bench.made.prepared("a", GPU, config=MPS)
@@ -476,6 +513,7 @@ def test_systemd_keeps_daemons_as_transient_units(at_work: AtWork) -> None:
     assert bench.left == []
 
 
+@pytest.mark.usefixtures("here")
 def test_without_systemd_it_says_so(at_work: AtWork) -> None:
     bench = at_work(mpsLauncher="systemd")
     bench.tools.remove("systemctl")
@@ -483,6 +521,19 @@ def test_without_systemd_it_says_so(at_work: AtWork) -> None:
     reason = bench.made.refusal("a", GPU, config=MPS)
     assert "systemd-run is not on this host" in reason
     assert "option mpsLauncher" in reason
+    bench.tools.booted.rmdir()
+    assert "systemd does not run here" in bench.made.refusal("b", GPU, config=MPS)
+    assert bench.left == []
+
+
+def test_in_a_pod_systemd_is_not_asked(at_work: AtWork) -> None:
+    bench = at_work(mpsLauncher="systemd")
+    reason = bench.made.refusal("a", GPU, config=MPS)
+    assert f"the host is seen below {bench.gpus.directory} (option hostRoot)" in reason
+    assert "option mpsLauncher: pod" in reason
+    assert bench.tools.calls("systemctl") == []
+    assert bench.mode() == pynvml.NVML_COMPUTEMODE_DEFAULT
+    assert bench.left == []
 
 
 def test_the_launcher_of_a_claim_stays_when_the_option_changes(at_work: AtWork) -> None:

@@ -162,10 +162,14 @@ def test_without_vfio_the_gpu_goes_back(tmp_path: Path, missing: str) -> None:
 
 
 def test_an_unplugged_gpu_needs_no_way_back(tmp_path: Path) -> None:
-    with at_work(tmp_path) as (gpus, _, made):
+    with at_work(tmp_path) as (gpus, bus, made):
         claim = made.prepared("vm", f"{GPU}-vfio")
+        done = len(bus.log)
         gpus.unplug(FIRST)
         made.undone(claim)
+        assert made.record(claim) is None
+        assert bus.log[done:] == []
+        assert bus.driver(SECOND) == "nvidia"
 
 
 def test_a_group_is_given_to_one_claim(tmp_path: Path) -> None:

@@ -172,8 +172,10 @@ def test_it_stays_published_while_it_is_in_a_pod(backend: NicBackend, pod: Names
     life = claimed(backend, CARD, config=CONFIG).prepare().start(pod)
     assert backend.devices(backend.probe()).device(CARD) == before
     other = NicBackend(backend.host, backend.options)
-    life.restarted(other).observe(pod)
+    assert other.devices(other.probe()).device(CARD) is None
+    assert life.restarted(other).recall() == [True]
     assert other.devices(other.probe()).device(CARD) == before
+    assert life.restarted(other).recall() == [False], "it is known by now"
     life.unprepare()
     assert backend.away.moved == {}
 
@@ -197,7 +199,7 @@ def test_a_pod_that_changed_everything_gives_it_back_as_it_was(
         "link set br0 up",
         "link set decoy up",
     )
-    assert life.observe(pod) == [Observed.PARTIAL]
+    assert life.observe(pod) == [Observed.DONE], "what a pod does within its namespace undoes nothing"
     life.unprepare()
     assert_same(host, with_decoy)
     host.run("link del decoy")
@@ -312,7 +314,11 @@ def test_a_second_pod_of_the_claim_is_refused(backend: NicBackend, host: Namespa
 @pytest.mark.parametrize(
     ("setup", "config", "message"),
     [
-        ("link add net1 type bridge", CONFIG, "cannot be moved into the pod as net1: File exists"),
+        (
+            "link add net1 type bridge",
+            CONFIG,
+            "the pod has another network interface net1: set interface.name",
+        ),
         (
             "route add default dev lo metric 9",
             {**CONFIG, "routes": [{"destination": "0.0.0.0/0", "gateway": "10.9.0.1", "metric": 9}]},

@@ -180,6 +180,10 @@ def test_a_kill_before_and_after_the_move_is_undone(machine: Machine) -> None:
     assert life.restarted(machine.backend()).observe(str(pod)) == [Observed.UNDONE]
     life.restarted(machine.backend()).unprepare()
     life.start(str(pod))
+    other = machine.backend()
+    assert not any(life.restarted(other, rebooted=True).recall())
+    assert any(life.restarted(other).recall())
+    assert [one.rdma[0].name for one in other.away.moved.values()] == ["mlx5_2"]
     life.restarted(machine.backend()).unprepare()
     assert machine.at_home
 

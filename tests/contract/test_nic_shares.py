@@ -260,7 +260,7 @@ def test_a_pod_that_renamed_its_link_leaves_none(
 ) -> None:
     life = claimed(backend, CARD, config=CONFIG).prepare().start(pod)
     pod.run("link set fabric0 down", "link set fabric0 name mine")
-    assert life.observe(pod)[1] is Observed.PARTIAL
+    assert life.observe(pod)[1] is Observed.DONE
     life.stop(pod)
     assert "mine" not in pod.call("ip", "link")
     life.unprepare()

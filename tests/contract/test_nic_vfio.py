@@ -73,6 +73,9 @@ def test_a_function_is_bound_and_comes_back_with_its_interface(node: SriovNode) 
     assert life.rendered()[0].network is None
     published = {device.name for device in backend.devices(backend.probe()).devices}
     assert DEVICE in published
+    other = backend_of(node)
+    assert life.restarted(other).recall() == [False, True, False]
+    assert other.away.moved.keys() == backend.away.moved.keys()
     life.prepare()
     life.unprepare()
     assert (driver(node), node.host.read_text(f"sys/bus/pci/devices/{VF}/driver_override")) == ("iavf", "")

@@ -280,6 +280,18 @@ class TestRestart:
             until(lambda: node.is_out(claim), "it comes back")
             node.check_out(claim)
 
+    def test_what_is_in_a_pod_is_seen_before_anything_is_made_of_what_is_seen(
+        self, node: PodNode, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with node.daemon():
+            claim = node.claim("c", 0, pods=["p"])
+            node.cdi(claim)
+            pod = node.pod("p")
+        with node.daemon(settles=False, join=False, joined=False):
+            node.check_in(claim, 0, node.number(pod))
+            assert "plug-0" in node.pools.all[0].snapshot.index
+        assert "no longer on this node" not in caplog.text
+
     def test_a_claim_that_is_only_half_there_goes_in_again(self, node: PodNode) -> None:
         with node.daemon():
             claim = node.claim("c", 0, pods=["p"])
@@ -328,6 +340,27 @@ class TestRestart:
             until(lambda: node.states(gone)[-1] == "out", "the claim of the pod that is gone comes back")
             node.check_in(kept, 0, node.number(first))
             del node.runtime.pods[late.id]
+
+    def test_the_runtime_starts_again_and_tells_of_no_end_of_the_pods_that_it_found(
+        self, node: PodNode
+    ) -> None:
+        with node.daemon():
+            claim = node.claim("c", 0, pods=["p", "q"])
+            cdi = node.cdi(claim)
+            first = node.pod("p")
+            before = node.runtime.plugin()
+            node.runtime.restart()
+            node.runtime.plugin(besides=before)
+            node.runtime.stop_pod(first)
+            node.check_in(claim, 0, node.number(first))
+            with pytest.raises(Refused, match="one pod at a time"):
+                node.pod("q")
+            Path(first.linux.namespaces[0].path).unlink()
+            second = node.pod("q")
+            node.check_in(claim, 0, node.number(second))
+            node.runtime.create(second, cdi=cdi)
+            node.runtime.stop_pod(second)
+            node.check_out(claim)
 
     def test_a_pod_that_was_made_without_us_gets_its_claim(self, node: PodNode) -> None:
         with node.daemon():

@@ -430,13 +430,17 @@ static uint64_t hash(const char *text, uint64_t seed)
     return value ^ value >> 29;
 }
 
-/* Drivers before R470 named a MIG device by its GPU and its ids (fact mig-uuid-by-id). */
+/* Drivers before R470 named a MIG device by its GPU and its ids (fact mig-uuid-by-id). Fact mig-uuid: all are named so. */
 void mig_uuid(const struct gpu *gpu, const struct ci_state *ci, char *buffer)
 {
     char place[NAME_SIZE];
     const char *uuid = fact_text(&gpu->table, "uuid");
     if (uuid == NULL)
         uuid = "GPU-";
+    if (fact_text(&gpu->table, "mig-uuid") != NULL) {
+        snprintf(buffer, NAME_SIZE, "%s", fact_text(&gpu->table, "mig-uuid"));
+        return;
+    }
     if (fact_or(&gpu->table, "mig-uuid-by-id", 0) != 0) {
         snprintf(buffer, NAME_SIZE, "MIG-%.48s/%u/%u", uuid, ci->gpu_instance, ci->id);
         return;

@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apirules import update
+from dradriver.backend import Phase
 from dradriver.claims import network_body
 from dradriver.claims.network import canonical_address
 from dradriver.claimstatus import device_statuses
 from dradriver.claimstatus.devices import digest, is_told
 from dradriver.engine import DeviceRecord, Record, State
+from dradriver.engine.records import SandboxRecord, StepRecord, StepState
 from dradriver.model import Allocated, ClaimRef, NetworkData
 from dradriver.sim.apiserver.rules import Gates
 from recorded import SHARED
@@ -70,6 +72,36 @@ def test_an_entry_says_what_the_plan_knows_as_plain_values() -> None:
         },
     }
     assert {"data", "networkData", "shareID"}.isdisjoint(entry(device()))
+
+
+STEP = StepRecord("x", "Move", Phase.SANDBOX, {})
+
+
+@pytest.mark.parametrize(
+    ("states", "since", "expected"),
+    [
+        ((StepState.APPLIED,), 1767323105.5, ("True", "InSandbox", "2026-01-02T03:05:05Z")),
+        ((StepState.PLANNED,), 0.0, ("False", "WaitingForSandbox", "2026-01-02T03:04:05Z")),
+        (
+            (StepState.APPLIED, StepState.APPLYING),
+            1767323105.5,
+            ("False", "WaitingForSandbox", "2026-01-02T03:05:05Z"),
+        ),
+    ],
+)
+def test_what_goes_into_a_pod_is_ready_there_only(
+    states: tuple[StepState, ...], since: float, expected: tuple[str, str, str]
+) -> None:
+    made = replace(
+        record(device(network=NetworkData("net1"))),
+        steps=tuple(replace(STEP, state=state) for state in states),
+        sandbox=SandboxRecord(since=since),
+    )
+    (found,) = device_statuses([made]).entries
+    (condition,) = found["conditions"]
+    assert (condition["status"], condition["reason"], condition["lastTransitionTime"]) == expected
+    assert ("networkData" in found) == (expected[0] == "True"), "nobody is to send there before"
+    assert bool(condition["message"]) == (expected[0] == "False")
 
 
 def test_a_device_that_was_allocated_twice_has_one_entry() -> None:

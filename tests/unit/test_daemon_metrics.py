@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from clusterdaemons import free_port
 from dradriver.daemon.metrics import Metrics
 from dradriver.daemon.publishing import Published
-from lever import eventually
+from waiting import eventually
 
 GPU = "gpu.example.com"
 

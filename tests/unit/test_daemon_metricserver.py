@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from dradriver.daemon import metricserver
 from dradriver.daemon.metricserver import MAX_CONNECTIONS, MetricServer
-from lever import eventually
+from waiting import eventually
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from dradriver.host import Host
 from dradriver.model import BindingConditions, ClaimRef, Device, Peer, PoolContent
 from dradriver.publish import FilePublisher, PublishError, PublishResult
 from dradriver.slices import LeftOut
-from lever import eventually
+from waiting import eventually
 
 NODE, DRIVER = "node-a", "box.example.com"
 

@@ -12,7 +12,7 @@ from dradriver.backoff import delays
 from dradriver.engine import HungError, Lane, Pools, refresh_all, retried
 from dradriver.host import Host
 from dradriver.model import NUMA_NODE, Allocated, ClaimRef, Device, Peer, PoolContent
-from lever import eventually
+from waiting import eventually
 
 
 def soon(seconds: float = 0.1) -> float:

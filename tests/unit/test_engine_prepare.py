@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from dradriver.model import ClaimRef
-from lever import DRIVER, Node, config, eventually, lever_config, result, settling
+from lever import DRIVER, Node, config, lever_config, result, settling
+from waiting import eventually
 
 
 @pytest.fixture

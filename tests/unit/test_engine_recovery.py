@@ -21,7 +21,8 @@ from dradriver.host import Host
 from dradriver.model import ClaimRef
 from dradriver_cdi import Store
 from dradriver_scratch import ScratchBackend, ScratchOptions
-from lever import DRIVER, Node, config, eventually, lever_config, settling
+from lever import DRIVER, Node, config, lever_config, settling
+from waiting import eventually
 
 THREE = (config(lever_config(steps=3)),)
 

@@ -1,7 +1,6 @@
 """What has the GPUs probed anew: loops that run as one, and instances that become ours."""
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,14 +10,7 @@ from dradriver.backend.together import run_together
 from dradriver.host import Host
 from dradriver_gpu.owned import Owned
 from hosttree import HostTree
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until it is so."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+from waiting import eventually
 
 
 def started(target: Callable[[], None]) -> threading.Thread:

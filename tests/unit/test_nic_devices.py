@@ -316,7 +316,6 @@ def test_rdma_is_known_by_its_devices(node: NicNode) -> None:
     assert device.char_devices == tuple(
         f"/dev/infiniband/{name}" for name in ("issm2", "umad2", "uverbs2", "rdma_cm")
     )
-    assert device.link_layers == ("Ethernet",)
     assert inventory.rdma_exclusive
 
 

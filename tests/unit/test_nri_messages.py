@@ -5,7 +5,7 @@ from google.protobuf.message import Message
 
 from dradriver.backend import ContainerAdjustment, DeviceNode
 from dradriver.nri import Container, Pod, Update
-from dradriver.nri.messages import adjustment_message, container_of, pod_of, update_messages
+from dradriver.nri.messages import adjustment_message, container_of, pod_of, with_updates
 from dradriver.nri.service import EVENTS
 from dradriver_protos import nri_pb2
 
@@ -196,7 +196,8 @@ def test_a_device_node_is_told_in_full_or_not_at_all() -> None:
 
 
 def test_updates() -> None:
-    required, other = update_messages(
+    answer = with_updates(
+        nri_pb2.StopContainerResponse(),
         [
             Update(
                 "c1",
@@ -207,8 +208,9 @@ def test_updates() -> None:
             ),
             Update("c2", ContainerAdjustment(env={"A": "only for new ones"})),
             Update("c3", ContainerAdjustment(cpus="4")),
-        ]
+        ],
     )
+    required, other = answer.update
     assert required.SerializeToString() == nested(1, b"c1") + nested(2, nested(1, RESOURCES))
     cpus = nested(2, nested(1, nested(2, nested(6, b"4"))))
     assert other.SerializeToString() == nested(1, b"c3") + cpus + number(3, 1)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dradriver.backend import ContainerAdjustment, DeviceNode, TransientError
+from dradriver.backend import Backend, ContainerAdjustment, DeviceNode, TransientError
 from dradriver.claims import ClaimNotFoundError
 from dradriver.clock import Clock
 from dradriver.config import Runtime
@@ -20,8 +20,10 @@ from dradriver.model import ClaimRef
 from dradriver.nri import NriState, NriStatus, Pod
 from dradriver_cpu.backend import CpuBackend
 from dradriver_cpu.config import CpuOptions
+from dradriver_gpu.backend import GpuBackend
 from dradriver_memory.backend import MemoryBackend
 from dradriver_memory.config import MemoryOptions
+from dradriver_nic import NicBackend
 from hosttree import HostTree, two_sockets
 
 Adjustment = ContainerAdjustment
@@ -240,13 +242,31 @@ def test_what_check_says(
     expected: tuple[str, str],
 ) -> None:
     socket = tmp_path / "nri.sock"
-    found = check_nri(Runtime(join, needed, socket, "50"), status, active=active)
+    runtime = Runtime(join, needed, socket, "50")
+    found = check_nri(runtime, status, active=active, backends=[CpuBackend, MemoryBackend, GpuBackend])
     assert (found.status.value, found.seen) == (expected[0], expected[1].format(socket=socket))
     assert bool(found.mend) == (expected[0] != "ok")
+    assert ("claims for CPUs and memory are refused" in found.mend) == (expected[0] != "ok")
+
+
+@pytest.mark.parametrize(
+    ("backends", "refused"),
+    [
+        ([NicBackend], "claims for network cards are refused"),
+        ([CpuBackend, NicBackend], "claims for network cards are refused"),
+        ([CpuBackend], ""),
+    ],
+)
+def test_check_says_what_cannot_go_into_pods_of_no_runtime(
+    tmp_path: Path, backends: list[type[Backend[Any, Any]]], refused: str
+) -> None:
+    runtime = Runtime(join=False, needed=False, socket=tmp_path / "nri.sock", index="50")
+    found = check_nri(runtime, None, active=True, backends=backends)
+    assert (found.status.value, found.mend[: len(refused)]) == ("warning" if refused else "ok", refused)
 
 
 def test_what_check_says_of_a_socket_without_a_daemon(tmp_path: Path) -> None:
     socket = tmp_path / "nri.sock"
     socket.touch()
-    found = check_nri(Runtime(True, True, socket, "50"), None, active=False)
+    found = check_nri(Runtime(True, True, socket, "50"), None, active=False, backends=[CpuBackend])
     assert (found.status.value, found.mend) == ("unknown", "start the daemon")

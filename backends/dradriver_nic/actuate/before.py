@@ -1,5 +1,6 @@
 """How a link was on the host before a pod got it: all that moving it to another network namespace takes from it."""
 
+import contextlib
 import os
 import struct
 import time
@@ -189,21 +190,35 @@ def _neighbours(rtnl: Rtnl, family: int, index: int) -> Iterator[bytes]:
 
 
 def read_sysctls(name: str) -> dict[str, str]:
-    """Return the sysctls of a link that are not the defaults of the calling thread's network namespace."""
+    """Return the sysctls of a link that are not the defaults of the calling thread's network namespace.
+
+    Some 150 files and their defaults are read while a pod waits: each directory is looked up once.
+    """
     found = {}
     for directory in _SYSCTL_DIRECTORIES:
         base = f"{_SYSCTLS}/{directory}"
-        try:
-            keys = sorted(os.listdir(f"{base}/{name}"))  # noqa: PTH208 - some 150 files are read while a pod waits
-        except OSError:
-            continue
-        for key in keys:
-            value = _read(f"{base}/{name}/{key}")
-            if value is None or key in _FOLLOWING_SYSCTLS:
-                continue
-            if value != _read(f"{base}/default/{key}"):
-                found[f"{directory}/{key}"] = value
+        with (
+            contextlib.suppress(OSError),
+            _opened(f"{base}/{name}") as own,
+            _opened(f"{base}/default") as default,
+        ):
+            for key in sorted(os.listdir(own)):  # noqa: PTH208 - by its descriptor
+                value = _read(key, own)
+                if value is None or key in _FOLLOWING_SYSCTLS:
+                    continue
+                if value != _read(key, default):
+                    found[f"{directory}/{key}"] = value
     return found
+
+
+@contextlib.contextmanager
+def _opened(directory: str) -> Iterator[int]:
+    """Open a directory. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def write_sysctl(name: str, sysctl: str, value: str) -> None:
@@ -216,9 +231,9 @@ def write_sysctl(name: str, sysctl: str, value: str) -> None:
         Path(path).write_text(f"{value}\n")
 
 
-def _read(path: str) -> str | None:
+def _read(path: str, directory: int | None = None) -> str | None:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
     except OSError:
         return None
     try:

@@ -52,8 +52,8 @@ class Which:
     """By what a link is found again.
 
     Hardware is known by what it hangs on: a pod can change name and address of a link, but not that. A link without
-    hardware is known by its name on the host, and in a pod by its number, or the names that it can have there, and by
-    `base`, as in `Seen`.
+    hardware is known by its name on the host, and in a pod by its number, or the names that it can have there or its
+    address, and by `base`, as in `Seen`.
     """
 
     name: str = ""
@@ -74,15 +74,18 @@ class Which:
             return False
         return self._is_hardware(link) if self.device else link.name == self.name
 
-    def fits_inside(self, seen: Seen, before: Link, base: int, name: str) -> bool:
+    def fits_inside(self, seen: Seen, before: Link, base: int, *, name: str, mac: str) -> bool:
         """Return whether a link in a pod is it.
 
-        before   how it was on the host, with `base`; `name` is what it is called in the pod
+        before      how it was on the host, with `base`
+        name, mac   what it was called in the pod, and its address there: the pod may have changed them
         """
         if self.device:
             return seen.link.kind == self.kind and self._is_hardware(seen.link)
-        near = seen.index == before.index or seen.link.name in {name, self.name}
-        return seen.link.kind == self.kind and seen.base == base and near
+        if seen.link.kind != self.kind or seen.base != base:
+            return False
+        named = seen.link.name in {name, self.name}
+        return named or seen.index == before.index or bool(mac and seen.link.mac == mac)
 
     def _is_hardware(self, link: Link) -> bool:
         same_mac = link.permanent_mac == self.permanent_mac

@@ -71,8 +71,14 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- $_ := set $config "kubeletRoot" .Values.kubeletRoot -}}
 {{- $_ := set $config "cdi" .Values.cdiDirectory -}}
 {{- $_ := set $config "kubernetes" (default dict .Values.config.kubernetes) -}}
-{{- if (include "dradriver.access" . | fromJson).hostRoot -}}
+{{- $access := include "dradriver.access" . | fromJson -}}
+{{- if $access.hostRoot -}}
 {{- $_ := set $config "hostRoot" "/host" -}}
+{{- end -}}
+{{- if $access.mpsKeeper -}}
+{{- $backends := default dict $config.backends -}}
+{{- $gpu := merge (default dict $backends.gpu) (dict "mpsLauncher" "pod") -}}
+{{- $_ := set $config "backends" (merge (dict "gpu" $gpu) $backends) -}}
 {{- end -}}
 {{- if .Values.metrics.enabled -}}
 {{- $_ := set $config "metrics" (dict "address" (printf ":%d" (int .Values.metrics.port))) -}}
@@ -89,6 +95,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- $privileged := false -}}
 {{- $hostNetwork := false -}}
 {{- $hostRoot := false -}}
+{{- $mpsKeeper := false -}}
 {{- $runtime := default dict .Values.config.nri -}}
 {{- $nri := eq (toString $runtime.enabled) "true" -}}
 {{- $capabilities := list -}}
@@ -100,6 +107,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- $privileged = or $privileged (default false $needs.privileged) -}}
 {{- $hostNetwork = or $hostNetwork (default false $needs.hostNetwork) -}}
 {{- $hostRoot = or $hostRoot (default false $needs.hostRoot) -}}
+{{- $mpsKeeper = or $mpsKeeper (default false $needs.mpsKeeper) -}}
 {{- $nri = or $nri (default false $needs.nri) -}}
 {{- $capabilities = concat $capabilities (default list $needs.capabilities) -}}
 {{- range $needs.paths -}}
@@ -118,7 +126,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- range keys $paths | sortAlpha -}}
 {{- $sorted = append $sorted (get $paths .) -}}
 {{- end -}}
-{{- dict "privileged" $privileged "hostNetwork" $hostNetwork "hostRoot" (and $hostRoot (not .Values.config.fake)) "capabilities" ($capabilities | uniq | sortAlpha) "paths" $sorted | toJson -}}
+{{- dict "privileged" $privileged "hostNetwork" $hostNetwork "hostRoot" (and $hostRoot (not .Values.config.fake)) "mpsKeeper" $mpsKeeper "capabilities" ($capabilities | uniq | sortAlpha) "paths" $sorted | toJson -}}
 {{- end -}}
 
 {{/*
@@ -141,6 +149,36 @@ SYS_ADMIN for privilege escalation allowed.
 {{- end -}}
 {{- end -}}
 {{- mergeOverwrite $context (deepCopy .Values.securityContext) | toYaml -}}
+{{- end -}}
+
+{{/* What tells pods of the keeper of MPS control daemons from those of the daemon. */}}
+{{- define "dradriver.mpsKeeper.selectorLabels" -}}
+app.kubernetes.io/name: {{ printf "%s-mps-keeper" (include "dradriver.name" . | trunc 52 | trimSuffix "-") }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "dradriver.mpsKeeper.fullname" -}}
+{{- printf "%s-mps-keeper" (include "dradriver.fullname" . | trunc 52 | trimSuffix "-") -}}
+{{- end -}}
+
+{{/* The options of the backend gpu that the keeper goes by too, as JSON. */}}
+{{- define "dradriver.mpsKeeper.options" -}}
+{{- $gpu := default dict (default dict .Values.config.backends).gpu -}}
+{{- dict "driverRoot" (default "/" $gpu.driverRoot) "runDirectory" (default "/run/dradriver-gpu" $gpu.runDirectory) | toJson -}}
+{{- end -}}
+
+{{/* The keeper's command, with more words: (list context words). */}}
+{{- define "dradriver.mpsKeeper.command" -}}
+{{- $options := include "dradriver.mpsKeeper.options" (index . 0) | fromJson -}}
+- python
+- -m
+- dradriver_gpu.mps
+{{- range index . 1 }}
+- {{ . }}
+{{- end }}
+- --host-root=/host
+- --driver-root={{ $options.driverRoot }}
+- --run-directory={{ $options.runDirectory }}
 {{- end -}}
 
 {{- define "dradriver.podSecurityContext" -}}

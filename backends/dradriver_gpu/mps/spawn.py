@@ -1,8 +1,8 @@
 """Starts an MPS control daemon as a process of its own: a script that imports nothing of ours.
 
-Orders come as JSON on standard input. The process gets a session and a mount namespace of its own, sees its directory
-as /dev/shm, and is noted with its start time (proc(5)) before it becomes the daemon. Until it is noted it dies with who
-ordered it, so that nobody starts what nobody knows of.
+Orders come as JSON on standard input. The process gets a session and a mount namespace of its own, sees directories of
+ours in its root, its /dev/shm among them, and is noted with its start time (proc(5)) before it becomes the daemon.
+Until it is noted it dies with who ordered it, so that nobody starts what nobody knows of.
 """
 
 import ctypes
@@ -53,6 +53,7 @@ def _check(result: int, what: str) -> None:
 
 
 def _bind(source: str, target: str) -> None:
+    Path(target).mkdir(parents=True, exist_ok=True)
     result = _libc.mount(source.encode(), target.encode(), None, _MS_BIND, None)
     _check(result, f"mount of {source} on {target}")
 
@@ -61,6 +62,10 @@ def _become(orders: dict[str, Any]) -> None:
     """Become the daemon; come back with OSError only."""
     _die_with(orders["launcher"])
     os.setsid()
+    # As programs expect it, whatever dradriver's unit has: users' processes open what the daemon makes.
+    os.umask(0o022)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     output = os.open(orders["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     note = Path(orders["note"])
     _check(_libc.unshare(_CLONE_NEWNS), "a mount namespace")
@@ -71,15 +76,11 @@ def _become(orders: dict[str, Any]) -> None:
     new.write_text(json.dumps({"process": os.getpid(), "started": started}))
     new.replace(note)
     _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
-    root = orders["root"].rstrip("/")
-    _bind(orders["shm"], f"{root}/dev/shm")  # noqa: S108 - the daemon's
-    for directory in orders["binds"]:
-        Path(root + directory).mkdir(parents=True, exist_ok=True)
-        _bind(directory, root + directory)
-    if root:
-        os.chroot(root)
+    for source, target in orders["binds"]:
+        _bind(source, target)
+    if orders["root"] != "/":
+        os.chroot(orders["root"])
     os.chdir("/")
-    nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for source, target in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
     os.execve(orders["command"][0], orders["command"], orders["environment"])  # noqa: S606 - no shell is the point
