@@ -2,8 +2,7 @@
 
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from queue import Empty, Queue
 from typing import Any, NamedTuple
@@ -164,15 +163,6 @@ class Events:
             sock.shutdown(2)
         self._thread.join(SECONDS)
         self._answer.close()
-
-
-def eventually(condition: Callable[[], Any], seconds: float = SECONDS) -> Any:
-    """Wait until the condition holds, and return what it returned."""
-    end = time.monotonic() + seconds
-    while not (result := condition()):
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)
-    return result
 
 
 def slice_body(

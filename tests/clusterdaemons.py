@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import daemons
-from daemons import NODE, eventually
+from daemons import NODE
 from dradriver.model import ClaimRef
 from dradriver.sim.allocate import Wish, allocation
 from dradriver.sim.apiserver import ApiServer, LoggedRequest
 from slicereader import visible
+from waiting import eventually
 
 FAKE = "fake: {node: small}\n"
 DRIVERS = ("gpu.dradriver.io", "nic.dradriver.io", "cpu.dradriver.io", "memory.dradriver.io")

@@ -15,7 +15,7 @@ from dradriver.engine import Record
 from dradriver.kube import Client, Connection
 from dradriver.model import ClaimRef
 from dradriver.sim.apiserver import ApiServer
-from lever import eventually
+from waiting import eventually
 from wholenode import Answer, Instance, WholeNode
 
 GPU = "gpu-0000-43-00-0-mig-1g-6gb-0"

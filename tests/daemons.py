@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,9 @@ import yaml
 
 from dradriver.model import ClaimRef
 from dradriver.sim.kubelet import Kubelet
+from waiting import PATIENCE, eventually
 
 NODE = "node-a"
-PATIENCE = 20.0
-"""Seconds to wait for what must happen at all; how soon it should is measured elsewhere."""
-
-
-def eventually(check: Callable[[], Any], what: str) -> Any:
-    """Return the first true value of `check`."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        found = check()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"did not happen within {PATIENCE:.0f} s: {what}")
 
 
 class Node:
@@ -53,13 +41,20 @@ class Node:
         instance: str = "",
         environment: Mapping[str, str] | None = None,
         kubeconfig: Path | None = None,
+        within: Sequence[str] = (),
+        own_directory: bool = True,
     ) -> subprocess.Popen[bytes]:
-        """Start a daemon; return at once."""
+        """Start a daemon; return at once.
+
+        within          a command that becomes it, as `nsenter`
+        own_directory   whether it keeps everything below the node's directory unasked (`--dir`)
+        """
         (self.directory / "config.yaml").write_text(config)
         self._logs += 1
         log = (self.directory / f"log-{self._logs}").open("wb")
-        arguments = [sys.executable, "-m", "dradriver.daemon"]
-        arguments += ["--dir", str(self.directory), "--config", str(self.directory / "config.yaml")]
+        arguments = [*within, sys.executable, "-m", "dradriver.daemon"]
+        arguments += ["--dir", str(self.directory)] if own_directory else []
+        arguments += ["--config", str(self.directory / "config.yaml")]
         arguments += ["--kubeconfig", str(kubeconfig)] if kubeconfig else []
         variables = {"NODE_NAME": NODE, **({"POD_UID": instance} if instance else {}), **(environment or {})}
         process = subprocess.Popen(
@@ -87,7 +82,7 @@ class Node:
         found = []
         for path in sorted(self.slices.glob("*.yaml")):
             try:
-                found.append(yaml.safe_load(path.read_text())["spec"])
+                found.append(yaml.load(path.read_text(), yaml.CSafeLoader)["spec"])
             except (OSError, TypeError):
                 continue
         return found

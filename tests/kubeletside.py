@@ -2,7 +2,6 @@
 
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,14 +21,6 @@ def kubelet_root() -> Iterator[Path]:
     """Yield an empty directory with a path short enough for the sockets below it."""
     with tempfile.TemporaryDirectory(prefix="kl", dir="/tmp") as path:
         yield Path(path)
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until `condition` holds, for as long as a slow machine may need."""
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
 
 
 def claim(number: int = 0) -> ClaimRef:

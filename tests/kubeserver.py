@@ -367,14 +367,6 @@ def pod(directory: Path, token: str = "secret-token-1", ca: str = "") -> Path:
     return directory
 
 
-def eventually(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    """Wait until `condition` holds, for as long as a slow machine may need."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
-
-
 @contextmanager
 def serving(answer: Answer | None = None, **options: Any) -> Iterator[tuple[Server, Client]]:
     with Server(answer) as server:

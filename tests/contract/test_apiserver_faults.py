@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import pytest
 import urllib3
 
-from apiserverside import NODES, SLICES, Api, eventually, node_body, slice_body
+from apiserverside import NODES, SLICES, Api, node_body, slice_body
 from dradriver.sim.apiserver import ApiServer
+from waiting import eventually
 
 
 @pytest.fixture

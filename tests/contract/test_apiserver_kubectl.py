@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from apiserverside import allocation, claim_body, eventually, node_body, slice_body
+from apiserverside import allocation, claim_body, node_body, slice_body
 from dradriver.sim.apiserver import ApiServer
+from waiting import eventually
 
 PROGRAM = shutil.which("kubectl")
 
@@ -219,7 +220,7 @@ def test_it_watches(server: ApiServer, home: Path, tmp_path: Path) -> None:
             env={"HOME": str(home), "PATH": "/usr/bin:/bin"},
         )
     try:
-        eventually(lambda: server.faults.watches.open == 1, 30)
+        eventually(lambda: server.faults.watches.open == 1, seconds=30)
         claim = server.store.create(claim_body(namespace="default"))
         claim["status"] = {"allocation": allocation("gpu-0")}
         server.store.replace(claim)

@@ -7,8 +7,9 @@ from queue import Empty
 import pytest
 import urllib3
 
-from apiserverside import CLAIMS, SLICES, Api, claim_body, eventually, slice_body
+from apiserverside import CLAIMS, SLICES, Api, claim_body, slice_body
 from dradriver.sim.apiserver import ApiServer
+from waiting import eventually
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from crashes import Bench, Scenario, Worker, directory, scenario, shares, some, 
 from dradriver.engine import JournalError
 from dradriver.engine.schema import MIGRATIONS
 from dradriver_fake import reboot
-from lever import eventually
+from waiting import eventually
 from wholenode import Instance, active, cdi_files, check_nothing_left, hardware, tables
 
 PAGE = 4096

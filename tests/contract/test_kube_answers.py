@@ -1,5 +1,6 @@
 """What people write into opaque fields comes as they wrote it, and stands in the way of no other object."""
 
+import threading
 import time
 from typing import Any
 
@@ -10,8 +11,9 @@ from dradriver.claims.api import ApiClaims
 from dradriver.kube import Client, MalformedError
 from dradriver.kube.answers import MAX_DEPTH, decode, decode_cut
 from dradriver.model import ClaimRef
-from kubeserver import Answer, Request, Wire, eventually, serving
-from watching import listing, open_end, watching
+from kubeserver import Answer, Request, Wire, serving
+from waiting import eventually
+from watching import listing, watching
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 """Deeper than any decoder goes, also where another test has raised the recursion limit."""
@@ -51,15 +53,23 @@ def test_an_odd_object_hides_no_other_in_a_list_or_a_watch(odd: bytes) -> None:
 
 
 def test_a_line_that_is_no_json_is_trouble_as_before() -> None:
+    healed = threading.Event()
+
     def garbage(request: Request, wire: Wire) -> None:
-        wire.chunk(b"[" * 3000 + b'"\n')
-        wire.end()
+        if healed.is_set():
+            wire.chunk(b'{"type": "ADDED", "object": %b}\n' % thing(b"a", 4, b"1"))
+            wire.silence()
+        else:
+            wire.chunk(b"[" * 3000 + b'"\n')
+            wire.end()
 
     empty = {"metadata": {"resourceVersion": "3"}, "items": []}
     with watching(listing(empty, watch=garbage)) as it:
         eventually(lambda: "not JSON" in it.watch.trouble)
-    with watching(listing(empty, watch=open_end)) as it:
-        eventually(it.watch.synced.is_set)
+        assert it.seen.all == {}
+        healed.set()
+        eventually(lambda: it.seen.all.keys() == {"a"})
+        eventually(lambda: not it.watch.trouble)
 
 
 @pytest.mark.parametrize(

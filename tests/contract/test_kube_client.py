@@ -23,21 +23,8 @@ from dradriver.kube import (
     in_cluster,
     slice_path,
 )
-from kubeserver import (
-    NODE,
-    TOKEN,
-    Answer,
-    Request,
-    Server,
-    Wire,
-    eventually,
-    page,
-    serving,
-    silent,
-    soon,
-    status,
-    thing,
-)
+from kubeserver import NODE, TOKEN, Answer, Request, Server, Wire, page, serving, silent, soon, status, thing
+from waiting import eventually
 
 
 def test_an_object_is_read() -> None:

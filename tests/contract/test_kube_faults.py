@@ -27,11 +27,11 @@ from kubeserver import (
     Wire,
     cut_at_once,
     descriptors,
-    eventually,
     serving,
     silent,
     soon,
 )
+from waiting import eventually
 
 
 def trickle(request: Request, wire: Wire) -> None:

@@ -22,16 +22,8 @@ from dradriver.kube import (
     UnreachableError,
     from_kubeconfig,
 )
-from kubeserver import (
-    NODE,
-    Authority,
-    Request,
-    Server,
-    Wire,
-    client_of,
-    eventually,
-    whoami,
-)
+from kubeserver import NODE, Authority, Request, Server, Wire, client_of, whoami
+from waiting import eventually
 
 
 @pytest.fixture(scope="module")

@@ -12,19 +12,8 @@ from dradriver.kube import (
     Connection,
     ListWatch,
 )
-from kubeserver import (
-    Answer,
-    Request,
-    Server,
-    Wire,
-    cut_at_once,
-    eventually,
-    in_turn,
-    page,
-    refusing,
-    status,
-    thing,
-)
+from kubeserver import Answer, Request, Server, Wire, cut_at_once, in_turn, page, refusing, status, thing
+from waiting import eventually
 from watching import PATH, Seen, bookmark, events, listing, open_end, watching
 
 

@@ -15,7 +15,8 @@ from dradriver.kube import (
     UnreachableError,
     in_cluster,
 )
-from kubeserver import NODE, Authority, Request, Server, Wire, client_of, environment, eventually, pod, whoami
+from kubeserver import NODE, Authority, Request, Server, Wire, client_of, environment, pod, whoami
+from waiting import eventually
 
 
 @pytest.fixture(scope="module")

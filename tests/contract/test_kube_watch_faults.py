@@ -17,7 +17,6 @@ from kubeserver import (
     Wire,
     cut_at_once,
     descriptors,
-    eventually,
     in_turn,
     page,
     refusing,
@@ -26,6 +25,7 @@ from kubeserver import (
     thing,
 )
 from publishing import Hurried
+from waiting import eventually
 from watching import PATH, bookmark, events, listing, open_end, watching
 
 
@@ -225,7 +225,7 @@ def test_no_descriptor_is_left_over_by_reconnects() -> None:
     with watching(listing(page(thing("a", 1)), watch=watches), clock=clock) as it:
         eventually(lambda: len(it.server.watches()) >= 10)
         before = descriptors()
-        eventually(lambda: len(it.server.watches()) >= 211, 60)
+        eventually(lambda: len(it.server.watches()) >= 211, seconds=60)
         assert it.server.accepted > 100
         eventually(lambda: descriptors() <= before + 3)
 
@@ -325,7 +325,7 @@ def test_a_success_of_another_request_ends_the_wait() -> None:
         it.server.answer = listing(page(thing("a", 1)), watch=open_end)
         clock.run_at(0.5)
         it.client.get(PATH)
-        eventually(it.watch.synced.is_set, 5)
+        eventually(it.watch.synced.is_set, seconds=5)
 
 
 def test_one_that_always_fails_keeps_its_back_off_beside_one_that_does_not() -> None:

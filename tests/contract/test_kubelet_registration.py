@@ -18,17 +18,8 @@ from dradriver.kubelet.streams import MAX_STREAMS
 from dradriver.model import ClaimRef
 from dradriver.sim.kubelet import CallError, Kubelet, RegisteredPlugin, get_info
 from dradriver.sim.watcher import EventKind, RegistrationWatcher
-from kubeletside import (
-    DRIVER,
-    Driver,
-    PrepareAnswer,
-    claim,
-    device,
-    eventually,
-    kubelet_root,
-    one_device_each,
-    serving,
-)
+from kubeletside import DRIVER, Driver, PrepareAnswer, claim, device, kubelet_root, one_device_each, serving
+from waiting import eventually
 
 UID = "b1946ac9-2c6b-4d3a-9d5e-0c9a1f0e7a11"
 OTHER_UID = "b1946ac9-2c6b-4d3a-9d5e-0c9a1f0e7a12"
@@ -86,10 +77,18 @@ def test_a_driver_that_starts_is_found_and_told(root: Path) -> None:
 
 
 def test_a_driver_that_was_there_first_is_found_by_a_kubelet_that_starts(root: Path) -> None:
-    with serving(root), RegistrationWatcher(root) as watcher:
-        watcher.wait(EventKind.REGISTERED)
-        watcher.restart()
-        watcher.wait(EventKind.REGISTERED, count=2)
+    with serving(root) as plugin:
+        endpoint = str(plugin.paths.service)
+        with RegistrationWatcher(root) as watcher:
+            first = watcher.wait(EventKind.REGISTERED).plugin
+            assert first is not None
+            assert (first.name, first.endpoint) == (DRIVER, endpoint)
+            assert plugin.registration.registered is True
+            watcher.restart()
+            assert watcher.wait(EventKind.REGISTERED, count=2).plugin == first
+            tried = [event.kind for event in watcher.events if event.kind is not EventKind.CREATED]
+            assert tried == [EventKind.REGISTERED] * 2
+            assert watcher.registered == (first,)
 
 
 def test_nothing_was_said_yet(root: Path) -> None:

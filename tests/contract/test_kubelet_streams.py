@@ -11,7 +11,8 @@ from dradriver.kubelet import DeviceState, HealthBoard, streams
 from dradriver.model import Health
 from dradriver.sim.kubelet import CallError, HealthWatch, Kubelet, ReportedHealth
 from dradriver.sim.watcher import EventKind, RegistrationWatcher
-from kubeletside import DRIVER, claim, eventually, kubelet_root, serving
+from kubeletside import DRIVER, claim, kubelet_root, serving
+from waiting import eventually
 
 WELL = DeviceState(Health.HEALTHY, "", 1_700_000_000.9)
 SICK = DeviceState(Health.UNHEALTHY, "fell off\nthe bus", 1_700_000_100.0)

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
+import commandline
 import daemons
-from daemons import cpu_result, eventually
+from daemons import cpu_result
 from hosttree import two_sockets
+from waiting import eventually
 
 CPU, MEMORY = "cpu.dradriver.io", "memory.dradriver.io"
 
@@ -32,11 +34,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[daemons.Node]:
 
 
 def dradriver(of: daemons.Node, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from dradriver.cli import main; main()"]
-    options = ["--dir", str(of.directory), "--config", str(of.directory / "config.yaml")]
-    return subprocess.run(
-        [*command, *options, *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
+    return commandline.dradriver("--dir", of.directory, "--config", of.directory / "config.yaml", *arguments)
 
 
 def good(of: daemons.Node, *arguments: str) -> str:

@@ -1,9 +1,7 @@
 """Looking inside from the command line: beside a running daemon, without one, and at another machine."""
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+import commandline
 import daemons
 from daemons import cpu_result, memory_result
 from hosttree import HostTree, two_sockets
+from waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[daemons.Node]:
         with daemons.kubelet(node) as kubelet:
             for driver in ("cpu.dradriver.io", "memory.dradriver.io"):
                 assert not isinstance(kubelet.prepare(driver, [ref])[ref.uid], str)
-        daemons.eventually((node.directory / "state/status.json").exists, "the daemon tells of itself")
+        eventually((node.directory / "state/status.json").exists, "the daemon tells of itself")
         yield node
 
 
@@ -48,9 +48,8 @@ def network_card(tree: HostTree) -> None:
 def run(
     *arguments: str | Path, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from dradriver.cli import main; main()", *map(str, arguments)]
-    variables = {**os.environ, "NODE_NAME": daemons.NODE, "COLUMNS": "40", **(environment or {})}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=variables)
+    variables = {"NODE_NAME": daemons.NODE, "COLUMNS": "40", **(environment or {})}
+    return commandline.dradriver(*arguments, environment=variables)
 
 
 def good(*arguments: str | Path) -> str:

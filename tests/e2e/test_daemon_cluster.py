@@ -21,10 +21,11 @@ from clusterdaemons import (
     prepared,
     taints,
 )
-from daemons import NODE, eventually
+from daemons import NODE
 from dradriver.sim.kubelet import Kubelet
 from dradriver.sim.watcher import EventKind, RegistrationWatcher
 from dradriver_fake import clear_faults, set_fault
+from waiting import eventually
 
 GPU_POOL = POOLS[0]
 PARTITION = f"{CARD}-mig-1g-6gb-0"

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 import daemons
-from daemons import cpu_result, eventually, memory_result
+from daemons import cpu_result, memory_result
 from dradriver.model import ClaimRef
 from dradriver.sim.kubelet import Kubelet, KubeletError
 from hosttree import HostTree, two_sockets
+from waiting import eventually
 
 CPU, MEMORY = "cpu.dradriver.io", "memory.dradriver.io"
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from daemons import Node, cpu_result, eventually, kubelet, node, terminate
+from daemons import Node, cpu_result, kubelet, node, terminate
+from waiting import eventually
 
 CPU = "cpu.dradriver.io"
 

@@ -2,16 +2,17 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+import commandline
 import daemons
-from daemons import cpu_result, eventually
+from daemons import cpu_result
 from dradriver.model import ClaimRef
 from nriruntime import NEW, OLD, NriRuntime
+from waiting import eventually
 
 CPU = "cpu.dradriver.io"
 CONFIG = "{fake: {node: small}, nri: {enabled: true}}"
@@ -37,10 +38,8 @@ def prepare(node: daemons.Node, *claims: ClaimRef) -> list[Any]:
 
 def check(node: daemons.Node) -> dict[str, str]:
     """Return what `dradriver check` says of NRI."""
-    arguments = ["--dir", str(node.directory), "--config", str(node.directory / "config.yaml"), "-o", "json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "dradriver", "check", *arguments], capture_output=True, text=True, check=False
-    )
+    options = ("--dir", node.directory, "--config", node.directory / "config.yaml", "-o", "json")
+    done = commandline.dradriver("check", *options)
     found: dict[str, str] = next(one for one in json.loads(done.stdout)["checks"] if one["name"] == "NRI")
     return found
 

@@ -1,10 +1,8 @@
 """What people see of a daemon that works with an API server: metrics, report, `dradriver check`, plan and prepare."""
 
 import json
-import os
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -13,10 +11,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import commandline
 import daemons
 from clusterdaemons import CARD, CPU, DRIVERS, FAKE, GPU, MEMORY, POOLS, Cluster, cluster, free_port, prepared
-from daemons import NODE, eventually
+from daemons import NODE
 from dradriver.sim.apiserver import User
+from waiting import eventually
 
 PARTITION = f"{CARD}-mig-1g-6gb-0"
 ADMINISTRATOR = User("kubernetes-admin", ("system:masters",))
@@ -28,15 +28,8 @@ def dradriver(of: daemons.Node, *arguments: str, config: str = "") -> subprocess
     if config:
         path = of.directory / "other.yaml"
         path.write_text(config)
-    command = [sys.executable, "-m", "dradriver", "--dir", str(of.directory), "--config", str(path)]
-    return subprocess.run(
-        [*command, *arguments],
-        env={**os.environ, "NODE_NAME": NODE},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    options = ("--dir", of.directory, "--config", path)
+    return commandline.dradriver(*options, *arguments, environment={"NODE_NAME": NODE})
 
 
 def checks(of: daemons.Node) -> dict[str, dict[str, str]]:

@@ -1,9 +1,6 @@
 """A real daemon at API servers that cannot store all of it, and at one whose scheduler waits for devices."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -12,10 +9,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import commandline
 import daemons
 from clusterdaemons import CARD, CPU, FAKE, GPU, POOLS, Cluster, cluster, free_port, prepared, taints
-from daemons import NODE, eventually
+from daemons import NODE
 from dradriver_fake import clear_faults, set_fault
+from waiting import eventually
 
 GPU_POOL, _, CPU_POOL, _ = POOLS
 PARTITION = f"{CARD}-mig-1g-6gb-0"
@@ -31,11 +30,8 @@ def events(of: Cluster) -> list[str]:
 
 def checks(of: Cluster, status: str) -> dict[str, str]:
     """Return what `dradriver check` has to say with that status: name -> what was seen."""
-    command = [sys.executable, "-m", "dradriver", "--dir", str(of.node.directory)]
-    command += ["--config", str(of.node.directory / "config.yaml"), "check", "-o", "json"]
-    done = subprocess.run(
-        command, env={**os.environ, "NODE_NAME": NODE}, capture_output=True, text=True, check=False
-    )
+    options = ("--dir", of.node.directory, "--config", of.node.directory / "config.yaml", "-o", "json")
+    done = commandline.dradriver("check", *options, environment={"NODE_NAME": NODE})
     return {one["name"]: one["seen"] for one in json.loads(done.stdout)["checks"] if one["status"] == status}
 
 

@@ -4,10 +4,11 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from commandline import dradriver
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/README.md"))
@@ -16,8 +17,7 @@ COMMAND = re.compile(r"^    dradriver (sim .*)$", re.MULTILINE)
 
 def run(line: str) -> subprocess.CompletedProcess[str]:
     """Run the command of a README, from where the README says."""
-    arguments = [sys.executable, "-m", "dradriver", *shlex.split(line), "-o", "json"]
-    return subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return dradriver(*shlex.split(line), "-o", "json", directory=ROOT)
 
 
 def test_every_example_is_in_the_list() -> None:

@@ -12,6 +12,7 @@ from dradriver.model import ClaimRef, Health
 from dradriver.sim.kubelet import Kubelet
 from dradriver_cdi import Spec, validate
 from dradriver_fake import clear_faults, complaints, leftovers, set_fault
+from waiting import PATIENCE, eventually
 
 CONFIG = "fake: {node: dgx-h100}"
 GPU, NIC, CPU = "gpu.dradriver.io", "nic.dradriver.io", "cpu.dradriver.io"
@@ -95,12 +96,12 @@ def test_a_gpu_that_vanishes_is_withdrawn_and_published_again(dgx: daemons.Node,
     claim = dgx.claim("held", [result(f"{SECOND}-mig-1g-10gb-6")])
     assert not isinstance(prepare(kubelet, GPU, claim), str)
     set_fault(root, SECOND, "vanish")
-    daemons.eventually(lambda: SECOND not in dgx.devices(), "the GPU is withdrawn")
+    eventually(lambda: SECOND not in dgx.devices(), "the GPU is withdrawn")
     assert len([name for name in dgx.devices() if name.startswith("gpu-")]) == 7 * 26
     refused = prepare(kubelet, GPU, dgx.claim("late", [result(SECOND)]))
     assert f"device '{SECOND}' of pool {daemons.NODE}/gpu is not on this node" in refused
     clear_faults(root)
-    daemons.eventually(lambda: SECOND in dgx.devices(), "the GPU is published again")
+    eventually(lambda: SECOND in dgx.devices(), "the GPU is published again")
     assert kubelet.unprepare(GPU, [claim]) == {claim.uid: None}
 
 
@@ -128,11 +129,11 @@ def test_a_daemon_that_is_killed_between_two_ids_leaves_nothing() -> None:
         claim = node.claim("a", [result(f"{FIRST}-mig-7g-80gb-0")])
         with daemons.kubelet(node) as small, pytest.raises(Exception, match=r"."):
             small.prepare(GPU, [claim])
-        killed.wait(daemons.PATIENCE)
+        killed.wait(PATIENCE)
         assert [line.split()[0] for line in leftovers(root)] == [f"{FIRST}/gi-1"]
         node.start(config)
-        daemons.eventually(lambda: not leftovers(root), "the half partition is destroyed")
-        daemons.eventually(lambda: node.log().count("active on node") == 2, "the second daemon is active")
+        eventually(lambda: not leftovers(root), "the half partition is destroyed")
+        eventually(lambda: node.log().count("active on node") == 2, "the second daemon is active")
         with daemons.kubelet(node) as small:
             assert not isinstance(prepare(small, GPU, claim), str)
             assert small.unprepare(GPU, [claim]) == {claim.uid: None}

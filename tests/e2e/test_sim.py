@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
+import commandline
 import daemons
 from clusterdaemons import free_port
-from daemons import eventually
+from waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 CLASSES, CPUS = "deployments/manifests/deviceclasses.yaml", "examples/exclusive-cpus"
@@ -39,15 +40,7 @@ def scratch() -> Iterator[Path]:
 def sim(
     *arguments: str | Path, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        cwd=ROOT,
-        env={**os.environ, **(environment or {})},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return commandline.dradriver("sim", *arguments, environment=environment, directory=ROOT)
 
 
 def daemons_in(directory: Path | str) -> list[int]:
@@ -261,10 +254,8 @@ def test_the_node_of_a_kept_directory_can_be_looked_at(scratch: Path) -> None:
 
 def looked_at(directory: Path, command: str) -> Any:
     """Return what a command says of the node in a directory."""
-    options = ["--config", directory / "config.yaml", "--dir", directory, command, "-o", "json"]
-    done = subprocess.run(
-        [*COMMAND[:-1], *map(str, options)], capture_output=True, text=True, timeout=60, check=False
-    )
+    options = ("--config", directory / "config.yaml", "--dir", directory)
+    done = commandline.dradriver(*options, command, "-o", "json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -19,7 +19,7 @@ from dradriver_fake.faults import decode_faults
 from dradriver_fake.hardware import Hardware
 from dradriver_fake.script import Script
 from fakenode import Machine, environment, machine
-from lever import eventually
+from waiting import eventually
 
 GPU = "gpu-0000-43-00-0"
 HALF, QUARTER = f"{GPU}-mig-2g-12gb-2", f"{GPU}-mig-1g-6gb-0"
