@@ -39,10 +39,11 @@ if test "$1" = -f; then
     test -e {state}/mps-slow && sleep 0.3
     env | grep -E '^(CUDA|LD)_' | sort > {state}/environment
     test -e {state}/mps-servers && sleep 600 &
-    touch /dev/shm/cuda.shm
+    touch "${{STUB_SHM:-/dev/shm}}/cuda.shm"
     echo $$ > "$pipe/nvidia-cuda-mps-control.pid"
     trap 'exit 0' TERM
-    while :; do sleep 0.05; done
+    while test -d "$pipe" && sleep 0.1; do :; done
+    exit 0
 fi
 daemon=$(cat "$pipe/nvidia-cuda-mps-control.pid" 2> /dev/null) && kill -0 "$daemon" 2> /dev/null || {{
     echo "Cannot find MPS control daemon process"
@@ -73,6 +74,7 @@ shift
 test -e {state}/unit-"$unit" && {{ echo "Unit $unit was already loaded" >&2; exit 1; }}
 program={root}$1
 shift
+export STUB_SHM={state}
 for name in CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY; do
     eval "export $name={root}\\$$name"
 done

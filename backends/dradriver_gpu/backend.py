@@ -27,8 +27,8 @@ from dradriver_gpu.options import GpuOptions
 from dradriver_gpu.owned import Owned
 from dradriver_gpu.plan import plan_gpus
 from dradriver_gpu.probe import Prober
-from dradriver_gpu.render import render_gpus
-from dradriver_gpu.steps_mig import CreatePartition, SwitchMigMode, UsePartition
+from dradriver_gpu.render import render_gpus, strayed
+from dradriver_gpu.steps_mig import CreatePartition, SwitchMigMode, UsePartition, UseWhole
 from dradriver_gpu.steps_sharing import RunMps, SetComputeMode, SetTimeSlice
 from dradriver_gpu.steps_vfio import BindVfio
 from dradriver_gpu.tools import Tools
@@ -55,6 +55,7 @@ class GpuBackend(Backend[GPUInventory, GpuOptions]):
     step_types = (
         CreatePartition,
         UsePartition,
+        UseWhole,
         SwitchMigMode,
         SetTimeSlice,
         SetComputeMode,
@@ -98,6 +99,22 @@ class GpuBackend(Backend[GPUInventory, GpuOptions]):
     def base_edits(self, inventory: GPUInventory) -> ContainerEdits:
         """Give every container with a GPU the driver's files."""
         return self.editor.base(inventory.driver)
+
+    def behind(self, inventory: GPUInventory) -> object:
+        """Compare by which numbers containers get the GPUs and what stands of MIG."""
+        return tuple(
+            (
+                gpu.address,
+                gpu.uuid,
+                gpu.minor,
+                tuple((one.id, tuple(compute.id for compute in one.compute)) for one in gpu.instances),
+            )
+            for gpu in inventory.gpus
+        )
+
+    def strayed(self, device: str, edits: ContainerEdits, inventory: GPUInventory) -> str:
+        """Compare the minor numbers of a claim's GPU with those of the others."""
+        return strayed(device, edits, inventory)
 
     def plan(
         self,

@@ -11,12 +11,15 @@ from dradriver_gpu.devices import SHARES
 from dradriver_gpu.geometry import MEMORY, MIB
 from dradriver_gpu.inventory import GPU, GPUInventory
 from dradriver_gpu.options import GpuOptions
-from dradriver_gpu.steps_mig import CreatePartition, SwitchMigMode, UsePartition
+from dradriver_gpu.steps_mig import CreatePartition, SwitchMigMode, UsePartition, UseWhole
 from dradriver_gpu.steps_sharing import RunMps, SetComputeMode, SetTimeSlice
 from dradriver_gpu.steps_vfio import BindVfio
 from dradriver_gpu.target import Kind, Target, target_of
 
 PLAIN, TIME_SLICING, MPS, EXCLUSIVE = "plain", "timeSlicing", "mps", "exclusive"
+
+WHOLE, MIG, PASSTHROUGH = "whole", "mig", "vfio"
+_KINDS = {WHOLE: "as a whole", MIG: "in partitions", PASSTHROUGH: "for a virtual machine"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,8 @@ def plan_gpus(
 ) -> Plan:
     """Return what makes the devices of a request ready.
 
-    Claims that share a GPU hold how they share it, as `gpu-0000-41-00-0/mps/<claim uid>-<index>`, since all of them
-    must agree. Raises PlanError for a device that cannot be used, and for sharing that it does not have.
+    Claims hold how they have a GPU, as `gpu-0000-41-00-0/mps/<claim uid>-<index>`, since all of them must agree.
+    Raises PlanError for a device that cannot be used, and for sharing that it does not have.
     """
     asked = [asked_of(requested, inventory) for requested in request.devices]
     for one in asked:
@@ -146,21 +149,33 @@ def _holds(owning: list[Asked], claim: ClaimRef, held: Mapping[str, ClaimRef]) -
     }
     shares: dict[str, ClaimRef] = {}
     for one in owning:
-        if one.target.kind is Kind.SHARE:
-            manner = _manner(one)
-            for name, other in [*held.items(), *shares.items()]:
-                gpu, _, rest = name.partition("/")
-                theirs = rest.partition("/")[0]
-                if gpu == one.gpu.name and _collide(manner, theirs):
-                    raise PlanError(
-                        f"device {one.name}: GpuConfig.sharing: {manner} is asked, and claim {other} shares this GPU "
-                        f"by {theirs}: all claims that share a GPU share it alike"
-                    )
-            shares[f"{one.gpu.name}/{manner}/{claim.uid}-{one.requested.index}"] = claim
+        manner = _manner(one)
+        for name, other in [*held.items(), *shares.items()]:
+            gpu, _, rest = name.partition("/")
+            theirs = rest.partition("/")[0]
+            if gpu == one.gpu.name and _collide(manner, theirs):
+                raise PlanError(f"device {one.name}: {_collision(manner, theirs, other)}")
+        shares[f"{one.gpu.name}/{manner}/{claim.uid}-{one.requested.index}"] = claim
     return frozenset(groups | shares.keys())
 
 
+def _collision(manner: str, theirs: str, other: ClaimRef) -> str:
+    if theirs in _KINDS:
+        return f"its GPU is held by claim {other}, {_KINDS[theirs]}"
+    if manner in _KINDS:
+        return f"its GPU is held by claim {other}, in shares"
+    return (
+        f"GpuConfig.sharing: {manner} is asked, and claim {other} shares this GPU by {theirs}: all claims that share "
+        "a GPU share it alike"
+    )
+
+
 def _manner(one: Asked) -> str:
+    """Return how a claim has a GPU: what it is to it, and of a share how it is shared."""
+    if one.target.is_mig:
+        return MIG
+    if one.target.kind is not Kind.SHARE:
+        return PASSTHROUGH if one.target.kind is Kind.PASSTHROUGH else WHOLE
     time_slicing = one.config.sharing.time_slicing
     if one.strategy == TIME_SLICING and time_slicing:
         return f"{TIME_SLICING}:{time_slicing.interval}"
@@ -168,8 +183,13 @@ def _manner(one: Asked) -> str:
 
 
 def _collide(manner: str, other: str) -> bool:
-    """Return whether two cannot share a GPU: MPS keeps everybody else out, and a GPU has one time slice."""
-    return manner != other and (MPS in {manner, other} or PLAIN not in {manner, other})
+    """Return whether two cannot have parts of one GPU: MPS keeps everybody else out, and a GPU has one time slice.
+
+    A GPU that is given out whole is none that has partitions, whichever of both its MIG mode shows now: somebody else
+    may have switched it. Two that have it whole have the same device, which the ledger refuses.
+    """
+    both = {manner, other}
+    return manner != other and (bool(both & _KINDS.keys()) or MPS in both or PLAIN not in both)
 
 
 # --- steps
@@ -183,6 +203,8 @@ def _steps(asked: list[Asked], claim: str, options: GpuOptions) -> Iterator[Step
             yield _creation(one)
         elif one.target.kind is Kind.EXISTING:
             yield _use(one)
+        elif one.target.kind in {Kind.WHOLE, Kind.SHARE} and _is_seen(one.gpu, options):
+            yield UseWhole(one.name, one.gpu.name)
     for one in asked:
         time_slicing = one.config.sharing.time_slicing
         if one.strategy == TIME_SLICING and time_slicing:
@@ -205,7 +227,7 @@ def _switches(asked: list[Asked], claim: str, options: GpuOptions) -> Iterator[S
     seen = set()
     for one in asked:
         mig = one.gpu.mig
-        if mig is None or not mig.switchable or options.mig_mode != "switch":
+        if mig is None or not _switched(one.gpu, options):
             continue
         if one.gpu.name in seen or not one.gpu.visible:
             continue
@@ -213,6 +235,16 @@ def _switches(asked: list[Asked], claim: str, options: GpuOptions) -> Iterator[S
             continue
         seen.add(one.gpu.name)
         yield SwitchMigMode(one.gpu.name, claim, one.requested.index, one.target.is_mig)
+
+
+def _switched(gpu: GPU, options: GpuOptions) -> bool:
+    """Return whether MIG mode of a GPU is switched for claims."""
+    return gpu.mig is not None and gpu.mig.switchable and options.mig_mode == "switch"
+
+
+def _is_seen(gpu: GPU, options: GpuOptions) -> bool:
+    """Return whether a GPU is to be seen with MIG mode off: it has that mode, and no switch makes it so."""
+    return gpu.mig is not None and not (gpu.mig.enabled and _switched(gpu, options))
 
 
 def _creation(one: Asked) -> CreatePartition:

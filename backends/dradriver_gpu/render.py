@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 PIPE_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 - where CUDA looks for a control daemon of itself
 SHM = "/dev/shm"  # noqa: S108
 
+_NODE = re.compile("/dev/nvidia([0-9]+)")
+
 _Facts = Mapping[str, Any]
 
 
@@ -50,6 +52,19 @@ def render_gpus(
             edits = edits + _clients(backend, mps, one)
         devices.append(PlannedDevice(one.requested.allocated, edits, metadata))
     return tuple(devices)
+
+
+def strayed(device: str, edits: ContainerEdits, inventory: GPUInventory) -> str:
+    """Return which other GPU a device's edits lead to now; empty where they lead to none.
+
+    A GPU that does not answer counts for nothing: its minor number is the one of old.
+    """
+    minors = {match[1] for node in edits.device_nodes if (match := _NODE.fullmatch(node.path))}
+    for gpu in inventory.gpus:
+        is_other = device != gpu.name and not device.startswith(f"{gpu.name}-")
+        if is_other and gpu.visible and not gpu.fault and str(gpu.minor) in minors:
+            return f"/dev/nvidia{gpu.minor} of device {device} is {gpu.name} now"
+    return ""
 
 
 def _by_device(plan: Plan, facts: tuple[_Facts, ...]) -> Iterator[tuple[str, _Facts]]:

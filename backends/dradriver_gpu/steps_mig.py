@@ -215,6 +215,33 @@ class UsePartition(HostStep["GpuBackend"]):
 
 
 @dataclass(frozen=True)
+class UseWhole(HostStep["GpuBackend"]):
+    """See that MIG mode of a GPU that is given out whole is off, as when it was published. Nothing is changed."""
+
+    device: str
+    gpu: str
+
+    def describe(self) -> str:
+        """Return what is done, for people."""
+        return f"see that MIG mode of {self.gpu} is off"
+
+    def apply(self, backend: "GpuBackend", work: Work) -> None:
+        """Look at it."""
+        with applying(), on_gpu(backend, self.gpu) as (session, gpu):
+            if is_enabled(session, gpu):
+                raise BackendError(
+                    f"{self.device}: MIG mode of its GPU is on now: it was switched since the device was published"
+                )
+
+    def revert(self, backend: "GpuBackend", work: Work) -> None:
+        """Leave it as it is."""
+
+    def observe(self, backend: "GpuBackend", work: Work) -> Observed:
+        """Leave a claim that was prepared its GPU, whatever others have made of it since."""
+        return Observed.DONE
+
+
+@dataclass(frozen=True)
 class SwitchMigMode(SettingStep):
     """Have MIG mode on or off for as long as device `index` of the claim is in use, where that takes no reset."""
 

@@ -161,6 +161,20 @@ class Backend(ABC, Generic[I, O]):
         """Return what every container with any device of this backend needs, once for all. Pure."""
         return ContainerEdits()
 
+    def behind(self, inventory: I) -> object:
+        """Return what edits are made of beyond what is published, to be compared between inventories. Pure.
+
+        Where it changes, the files of prepared claims are rendered anew.
+        """
+        return None
+
+    def strayed(self, device: str, edits: ContainerEdits, inventory: I) -> str:
+        """Return why edits that a claim got for a device lead to other hardware now; empty where they do not. Pure.
+
+        Such edits are withdrawn, also where the device is not published any more.
+        """
+        return ""
+
     @property
     def reserved_cpus(self) -> CPUSet | None:
         """CPUs that are kept for the system, where claims get CPUs of the backend; None where they get none.

@@ -18,7 +18,7 @@ from dradriver.engine.cdifiles import CDIFiles
 from dradriver.engine.journal import Journal, JournalError
 from dradriver.engine.locks import Key
 from dradriver.engine.namespaces import Namespaces
-from dradriver.engine.planning import Planned, rendered, rendered_anew
+from dradriver.engine.planning import Planned, rendered, rendered_anew, strayed
 from dradriver.engine.pools import Pools
 from dradriver.engine.progress import Progress, StepRunner
 from dradriver.engine.records import DeviceRecord, Record, SandboxRecord, State, StepState
@@ -169,8 +169,27 @@ class Lifecycle:
         )
 
     def repeat(self, record: Record) -> Record:
-        """Write the CDI file of a prepared claim anew. Raises ClaimError where a device is gone."""
-        return self._refresh(record, rendered_anew(record, self._pools))
+        """Write the CDI file of a prepared claim anew.
+
+        Raises ClaimError where a device is gone; its file is withdrawn where that leads to other hardware now.
+        """
+        try:
+            devices = rendered_anew(record, self._pools)
+        except (ClaimError, BackendError) as error:
+            self._withdraw_strayed(record, record.devices, f"; {error}")
+            raise
+        self._withdraw_strayed(record, devices)
+        return self._refresh(record, devices)
+
+    def _withdraw_strayed(self, record: Record, devices: tuple[DeviceRecord, ...], more: str = "") -> None:
+        """Take a claim's CDI file away where it would lead to other hardware, and raise ClaimError.
+
+        A container that is started again then fails, and gets nothing that is not the claim's.
+        """
+        why = strayed(devices, self._pools)
+        if why:
+            self._cdi.remove_claim(record.driver, record.ref)
+            raise ClaimError(f"its CDI file is withdrawn: {why}{more}")
 
     def restore(self, record: Record) -> None:
         """Write the CDI file of a prepared claim anew, as it was where a device is gone: its containers live on."""
@@ -179,7 +198,12 @@ class Lifecycle:
         except (ClaimError, BackendError) as error:
             log.error("claim %s of %s: %s", record.ref, record.driver, error)
             devices = record.devices
-        self._refresh(record, devices)
+        try:
+            self._withdraw_strayed(record, devices)
+        except ClaimError as error:
+            log.error("claim %s of %s: %s", record.ref, record.driver, error)
+        else:
+            self._refresh(record, devices)
 
     def _refresh(self, record: Record, devices: tuple[DeviceRecord, ...]) -> Record:
         """Bring the claim's files to what its devices are now. The journal knows of it first."""

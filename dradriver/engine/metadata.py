@@ -8,8 +8,8 @@ Files are renamed into place, and not synced: after a power cut nothing counts a
 compared and written anew. A container that runs keeps the file that it started with; one that starts later, or again,
 sees the newest.
 
-Directories that nobody needs are put aside, and removed when nobody waits for it: rmdir takes as long as all else of an
-Unprepare together (measured on ext4).
+Directories that nobody needs are put aside, and removed when nobody waits for it: rmdir takes longer than all else of
+an Unprepare together (measured on ext4).
 """
 
 import contextlib

@@ -8,6 +8,7 @@ from typing import Any
 from dradriver.backend import (
     Backend,
     BackendError,
+    ContainerEdits,
     Phase,
     Plan,
     PlannedDevice,
@@ -199,6 +200,18 @@ def rendered(
                 backend, device, requested.device, configs, bool(part.snapshot.base)
             )
     return tuple(by_index[index] for index in sorted(by_index))
+
+
+def strayed(devices: Sequence[DeviceRecord], pools: Pools) -> str:
+    """Return why edits of a prepared claim lead to hardware that is not the claim's; empty where they do not."""
+    for device in devices:
+        pool = pools.of_kind(device.backend)
+        if pool is not None and pool.snapshot.probed:
+            edits = ContainerEdits.from_dict(device.edits)
+            why = pool.backend.strayed(device.allocated.device, edits, pool.snapshot.inventory)
+            if why:
+                return why
+    return ""
 
 
 def rendered_anew(record: Record, pools: Pools) -> tuple[DeviceRecord, ...]:

@@ -36,6 +36,7 @@ class Snapshot:
 
     base     what every container with a device of the pool needs
     probed   whether the hardware was ever read; all is empty before
+    behind   what edits are made of beyond what is published
     error    why nothing newer was seen, empty where all is well
     begun    time.monotonic() at the start of the last attempt to look
     """
@@ -45,6 +46,7 @@ class Snapshot:
     index: Mapping[str, Device] = field(default_factory=dict)
     counter_sets: Mapping[str, CounterSet] = field(default_factory=dict)
     base: ContainerEdits = field(default_factory=ContainerEdits)
+    behind: object = None
     probed: bool = False
     error: str = ""
     begun: float = float("-inf")
@@ -52,7 +54,7 @@ class Snapshot:
     @property
     def shown(self) -> tuple[object, ...]:
         """What slices, health lists and CDI files are made of."""
-        return self.content, self.error, self.probed, self.base
+        return self.content, self.error, self.probed, self.base, self.behind
 
 
 class Pool:
@@ -150,6 +152,7 @@ class Pool:
             {device.name: device for device in content.devices},
             {counters.name: counters for counters in content.counter_sets},
             self.backend.base_edits(inventory),
+            self.backend.behind(inventory),
             probed=True,
         )
 

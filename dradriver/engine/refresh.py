@@ -93,7 +93,9 @@ class Refresher:
     def _say(self, key: Key, text: str) -> None:
         """Log why a file is not refreshed, once."""
         if self._told.get(key) != text:
-            log.warning("the CDI file of claim %s of %s stays as it is: %s", key[1], key[0], shown(text, 500))
+            log.warning(
+                "the CDI file of claim %s of %s is not refreshed: %s", key[1], key[0], shown(text, 500)
+            )
         self._told[key] = text
 
     def _refresh(self, key: Key, kind: str) -> None:

@@ -85,6 +85,8 @@ def driver_of(host: daemons.Node) -> set[str]:
 
 
 def is_new(host: daemons.Node, ref: ClaimRef) -> bool:
+    if not (host.cdi / f"{GPU}-claim-{ref.uid}.json").exists():
+        return False
     nodes = [node["path"] for node in edits(host, f"claim-{ref.uid}")["deviceNodes"]]
     return (driver_of(host), nodes) == ({NEW}, ["/dev/nvidia0"])
 
@@ -136,6 +138,8 @@ def test_device_nodes_that_come_after_the_driver_are_waited_for(
     node.rename(node.with_name("late"))
     replace(hardware)
     hardware.stub.xid(0, 48)
-    eventually(lambda: "stays as it is: 'device node /dev/nvidia0 is missing" in host.log(), "it is told")
+    eventually(lambda: "its CDI file is withdrawn: /dev/nvidia1 of device" in host.log(), "it is told")
+    assert "device node /dev/nvidia0 is missing" in host.log()
+    assert not (host.cdi / f"{GPU}-claim-{ref.uid}.json").exists(), "its node is another GPU's now"
     node.with_name("late").rename(node)
     eventually(lambda: is_new(host, ref), "the claim's files are those of the new driver")
