@@ -58,8 +58,7 @@ setup() {
         [ -x "$venv/bin/python" ] && "$venv/bin/python" -c '' 2>/dev/null || "$python" -m venv "$venv"
         local extra=
         [ "$what" = dev ] && extra='[dev]'
-        # Modules are compiled when they are first imported: most of what is installed never is.
-        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-compile \
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
             --constraint hack/constraints.txt --editable ".$extra" || die "pip could not install what is needed"
         printf '%s\n' "$wanted" >"$stamp"
     fi

@@ -31,7 +31,12 @@ PASSTHRU = "passthru"
 """The mode of a macvlan link that has the card, and its MAC address, for itself."""
 
 _MAC = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}")
+_BROADCAST = IPv4Address("255.255.255.255")
+_ZONE = "%"
+"""Of an address like fe80::1%eth0: which interface is meant, which is always the claim's own here."""
+
 _RESERVED_TABLES = frozenset({0, 253, 254, 255})
+_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,14}")
 _ETHTOOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+() -]{0,31}")
 
 Table = Annotated[int, msgspec.Meta(ge=1, le=(1 << 32) - 1)]
@@ -155,7 +160,7 @@ class Rule(Strict, frozen=True, kw_only=True):
             for name, text in (("source", self.source), ("destination", self.destination))
             if text
         ]
-        if not given:
+        if not any(network.prefixlen for network in given):
             raise ValueError(
                 "source or destination is required: a rule for all packets would leave no other network"
             )
@@ -252,6 +257,9 @@ class AddressPool(Strict, frozen=True, kw_only=True):
         networks = self.networks
         if not networks:
             raise ValueError("cidr: a network is expected, as 10.9.0.0/24")
+        for network in networks:
+            if network.is_multicast or network.is_loopback:
+                raise ValueError(f"cidr: {network} has no addresses of interfaces")
         if len({network.version for network in networks}) < len(networks):
             raise ValueError("cidr: at most one network of each family is allowed")
         for number, text in enumerate(self.reserved):
@@ -334,8 +342,7 @@ def check_name(name: str, what: str) -> str:
 
     It becomes a directory below /proc/sys and an argument of programs, so nothing that reads as something else.
     """
-    bad = not name.isascii() or not name.isprintable() or any(letter in "/: %" for letter in name)
-    if bad or not 1 <= len(name) <= 15 or name in {".", "..", "all", "default", "lo"} or name.startswith("-"):
+    if not _NAME.fullmatch(name) or name in {".", "..", "all", "default", "lo"}:
         raise ValueError(
             f"{what}: {shown(name)} is no name of an interface: 1 to 15 letters, digits and '-', '_' or '.' "
             "are allowed, but not all, default or lo"
@@ -392,21 +399,21 @@ def address_range(text: str, what: str) -> tuple[Address, Address]:
 
 def _interface(text: str, what: str) -> Interfaces:
     try:
-        if "/" not in text:
+        if "/" not in text or _ZONE in text:
             raise ValueError
         found = ip_interface(text)
     except ValueError:
         raise ValueError(
             f"{what}: {shown(text)} is no address with a prefix length, as 10.9.8.7/24 or 2001:db8::7/64"
         ) from None
-    if found.ip.is_multicast or found.ip.is_unspecified or found.ip.is_loopback:
+    if not _is_unicast(found.ip):
         raise ValueError(f"{what}: {shown(text)} cannot be the address of an interface")
     return found
 
 
 def _network(text: str, what: str) -> Network:
     try:
-        if "/" not in text:
+        if "/" not in text or _ZONE in text:
             raise ValueError
         return ip_network(text)
     except ValueError:
@@ -416,8 +423,20 @@ def _network(text: str, what: str) -> Network:
 
 
 def _address(text: str, what: str) -> int:
-    """Return the version of an address. Raises ValueError for what is none."""
+    """Return the version of an address. Raises ValueError for what is none, or not that of one interface."""
     try:
-        return ip_address(text).version
+        if _ZONE in text:
+            raise ValueError
+        found = ip_address(text)
     except ValueError:
-        raise ValueError(f"{what}: {shown(text)} is no IP address") from None
+        raise ValueError(f"{what}: {shown(text)} is no IP address, as 10.9.8.7 or 2001:db8::7") from None
+    if not _is_unicast(found):
+        raise ValueError(f"{what}: {shown(text)} cannot be the address of an interface")
+    return found.version
+
+
+def _is_unicast(address: Address) -> bool:
+    """Return whether an address can be that of one interface in a network."""
+    if address.is_multicast or address.is_unspecified or address.is_loopback or address == _BROADCAST:
+        return False
+    return address.version == 4 or address.ipv4_mapped is None

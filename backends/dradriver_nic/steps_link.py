@@ -10,6 +10,7 @@ from dradriver.backend import BackendError, HostStep, Observed, Phase, Transient
 from dradriver.model.text import plain
 from dradriver_nic import messages as m
 from dradriver_nic.actuate.before import (
+    FAMILIES,
     NUMBERS,
     Before,
     decoded,
@@ -18,14 +19,16 @@ from dradriver_nic.actuate.before import (
     read_before,
 )
 from dradriver_nic.actuate.features import Features, by_kernel_names
-from dradriver_nic.actuate.found import Seen, Which, by_index, find, links_in, named
+from dradriver_nic.actuate.found import Seen, Which, by_index, find, links_in, named, seen_in
 from dradriver_nic.actuate.inpod import PodLink, configure, deconfigure
-from dradriver_nic.actuate.podspace import PodSpace, pod_of, pod_of_facts
+from dradriver_nic.actuate.podspace import PodSpace, pod_of_facts, pod_with_links, spaces_of_processes
 from dradriver_nic.actuate.restore import Restorer, route_request
 from dradriver_nic.actuate.rtnl import RefusedError, Rtnl, telling, why
 from dradriver_nic.away import Moved
 from dradriver_nic.inventory import Link
+from dradriver_nic.kernel import default_routes
 from dradriver_nic.netns import inside
+from dradriver_nic.uplink import built_upon, kept_for_host, relatives
 
 if TYPE_CHECKING:
     from dradriver_nic.backend import NicBackend
@@ -71,10 +74,11 @@ class MoveLink(HostStep["NicBackend"]):
     def apply(self, backend: "NicBackend", work: Work) -> None:
         """Move it, and configure it there."""
         actuator = backend.actuator
-        with pod_of(work.netns, actuator.namespace) as pod, telling(f"{self.device} cannot be moved"):
+        with pod_with_links(work.netns, actuator.namespace) as pod, telling(f"{self.device} cannot be moved"):
             with actuator.home() as home:
-                seen = find(home, self.which)
+                seen = self._at_home(backend, work, home)
                 if seen:
+                    _refuse_of_host(home, seen, self.device)
                     as_it_is = self._record(backend, work, home, seen, pod)
                     _note(backend, self.device, as_it_is)
                     self._move(home, seen, as_it_is, pod)
@@ -123,9 +127,11 @@ class MoveLink(HostStep["NicBackend"]):
         """Move a link from the host with all that one message can say."""
         wanted = self.wanted
         name = wanted.name or before.link.name
-        if name in seen.link.altnames:
-            # The kernel would not have one link called so twice.
-            home.change(m.RTM_DELLINKPROP, m.link(seen.index, m.altnames(name)))
+        with pod.rtnl() as rtnl:
+            # The kernel would not have a link called so twice, nor two links.
+            clashing = [one for one in seen.link.altnames if one == name or named(rtnl, one)]
+        if clashing:
+            home.change(m.RTM_DELLINKPROP, m.link(seen.index, m.altnames(*clashing)))
         given = [m.u32(m.IFLA_NET_NS_FD, pod.fd), m.text(m.IFLA_IFNAME, name)]
         if wanted.mtu:
             given.append(m.u32(m.IFLA_MTU, wanted.mtu))
@@ -206,9 +212,10 @@ class MoveLink(HostStep["NicBackend"]):
             return
         with telling(f"{self.device} cannot be brought back"):
             with backend.actuator.home() as home:
-                if find(home, self.which) is None:
+                seen = self._at_home(backend, work, home)
+                if seen is None:
                     self._fetch(backend, work, before)
-                seen = find(home, self.which) or self._under_another_name(home, before)
+                    seen = self._at_home(backend, work, home)
                 if seen is None and self._is_expected(backend):
                     raise TransientError(f"{self.device}: its network interface has not come back yet")
                 if seen:
@@ -221,21 +228,24 @@ class MoveLink(HostStep["NicBackend"]):
 
     def _fetch(self, backend: "NicBackend", work: Work, before: Before) -> None:
         """Move the link from the pod's network namespace to the host's, where it is there still."""
-        pod = pod_of_facts(work, backend.host)
-        if pod is None:
-            return
-        with pod, PodSpace(backend.actuator.home_file()) as home, pod.rtnl() as rtnl:
-            seen = self._seen_inside(rtnl, before)
-            if seen is None:
-                return
-            rtnl.change(m.RTM_NEWLINK, m.up(seen.index, is_up=False))
-            if seen.link.master:
-                rtnl.change(m.RTM_NEWLINK, m.link(seen.index, m.u32(m.IFLA_MASTER, 0)))
-            foreign = [name for name in seen.link.altnames if name not in before.link.altnames]
-            if foreign:  # one that a link of the host has would keep it from coming back
-                rtnl.change(m.RTM_DELLINKPROP, m.link(seen.index, m.altnames(*foreign)))
-            deconfigure(rtnl, self.wanted)
-            _bring_home(rtnl, seen, before, home.fd)
+        with PodSpace(backend.actuator.home_file()) as home:
+            pod = pod_of_facts(work, backend.host)
+            if pod:
+                with pod, pod.rtnl() as rtnl:
+                    deconfigure(rtnl, self.wanted)
+                    seen = self._seen_inside(rtnl, before)
+                    if seen:
+                        _bring_home(rtnl, seen, before, home.fd)
+                        return
+            # The pod may have moved it on, to a network namespace that it made.
+            passed = {home.number, int(work.facts.get("netns") or 0)}
+            for space in spaces_of_processes(backend.host, passed):
+                with space.rtnl() as rtnl:
+                    seen = next((one for one in links_in(rtnl) if self._is_elsewhere(one, before)), None)
+                    if seen:
+                        log.info("%s was in another network namespace than its pod's", self.device)
+                        _bring_home(rtnl, seen, before, home.fd)
+                        return
 
     def _is_expected(self, backend: "NicBackend") -> bool:
         """Return whether the kernel will bring the link back: its hardware is there, and has a driver for networks."""
@@ -246,16 +256,36 @@ class MoveLink(HostStep["NicBackend"]):
             return bool(driver) and not driver.startswith("vfio")
         return backend.host.exists(f"sys/bus/{self.which.bus}/devices/{self.which.device}/driver")
 
-    def _under_another_name(self, home: Rtnl, before: Before) -> Seen | None:
-        """Return a link without hardware that came back under the name that it had in the pod, or a free one."""
-        if self.which.device:
-            return None
+    def _at_home(self, backend: "NicBackend", work: Work, home: Rtnl) -> Seen | None:
+        """Return the link where it is on the host; another one that has its name meanwhile is not it.
+
+        Without hardware it has its number, and where that went to another one, the name of before, the one that it had
+        in the pod, or a free one. These count only where it is not in the pod still.
+        """
+        before = decoded(work)
+        if before is None or self.which.device:
+            return find(home, self.which)
         seen = by_index(home, before.link.index)
-        names = {self.wanted.name, before.link.name, f"dev{before.link.index}"}
-        candidates = [one for one in (seen, *(named(home, name) for name in names if name)) if one]
-        return next(
-            (one for one in candidates if one.link.kind == self.which.kind and one.base == before.base), None
-        )
+        if seen and self._is_like(seen, before):
+            return seen
+        pod = pod_of_facts(work, backend.host)
+        if pod:
+            with pod, pod.rtnl() as rtnl:
+                if self._seen_inside(rtnl, before):
+                    return None
+        names = (before.link.name, self.wanted.name, f"dev{before.link.index}")
+        candidates = (named(home, name) for name in names if name)
+        return next((one for one in candidates if one and self._is_like(one, before)), None)
+
+    def _is_like(self, seen: Seen, before: Before) -> bool:
+        return seen.link.kind == self.which.kind and seen.base == before.base
+
+    def _is_elsewhere(self, seen: Seen, before: Before) -> bool:
+        """Return whether a link in a namespace that may be anybody's is it: numbers and names mean nothing there."""
+        if self.which.device:
+            return self.which.fits_inside(seen, before.link, before.base, name="", mac="")
+        mac = self.wanted.mac or before.link.mac
+        return bool(mac) and seen.link.mac == mac and self._is_like(seen, before)
 
     # --- looking
 
@@ -274,7 +304,7 @@ class MoveLink(HostStep["NicBackend"]):
 
     def _observed(self, backend: "NicBackend", work: Work, before: Before) -> Observed:
         with backend.actuator.home() as home:
-            if find(home, self.which):
+            if self._at_home(backend, work, home):
                 return Observed.UNDONE
         pod = pod_of_facts(work, backend.host)
         if pod is None:
@@ -302,10 +332,17 @@ class MoveLink(HostStep["NicBackend"]):
 
 def _bring_home(rtnl: Rtnl, seen: Seen, before: Before, fd: int) -> None:
     """Move a link to the host, under its number and name where they are free; else under others."""
+    rtnl.change(m.RTM_NEWLINK, m.up(seen.index, is_up=False))
+    if seen.link.master:
+        rtnl.change(m.RTM_NEWLINK, m.link(seen.index, m.u32(m.IFLA_MASTER, 0)))
+    if (
+        seen.link.altnames
+    ):  # one that a link of the host has would keep it from coming back; they are restored there
+        rtnl.change(m.RTM_DELLINKPROP, m.link(seen.index, m.altnames(*seen.link.altnames)))
     where = m.u32(m.IFLA_NET_NS_FD, fd)
     number = m.u32(m.IFLA_NEW_IFINDEX, before.link.index)
     name, free = m.text(m.IFLA_IFNAME, before.link.name), m.text(m.IFLA_IFNAME, _ANY_NAME)
-    for given in ((where, number, name), (where, name), (where, free)):
+    for given in ((where, number, name), (where, number, free), (where, name), (where, free)):
         try:
             rtnl.change(m.RTM_NEWLINK, m.link(seen.index, *given))
         except RefusedError as error:
@@ -323,6 +360,28 @@ def forget(work: Work, *facts: str) -> None:
         work.record(dict.fromkeys(facts))
     except Exception as error:  # noqa: BLE001 - whatever the engine's journal fails with
         log.warning("what was undone is not recorded: %s", error)
+
+
+def _refuse_of_host(home: Rtnl, seen: Seen, device: str) -> None:
+    """Refuse a link that became the host's own since the claim was prepared. Raises BackendError, UnavailableError."""
+    requests = (m.ROUTE.pack(family, *[0] * 8) + m.u32(m.RTA_OIF, seen.index) for family in FAMILIES)
+    routes = [body for request in requests for body in home.listed(m.RTM_GETROUTE, request)]
+    over = default_routes(routes, lambda: home.listed(m.RTM_GETNEXTHOP, bytes(m.NEXTHOP.size)))
+    links = {one.index: one.link for one in _near(home, seen)}
+    kept = built_upon(links) | kept_for_host(links, over, relatives(links, over))
+    if seen.index in kept:
+        raise BackendError(f"device {device} is the host's own now: {kept[seen.index]}")
+
+
+def _near(home: Rtnl, seen: Seen) -> Iterator[Seen]:
+    """Yield a link, its master, and what is made on it: of a thousand links the others are not worth decoding here."""
+    yield seen
+    master = by_index(home, seen.link.master) if seen.link.master else None
+    if master:
+        yield master
+    made_on_it = m.u32(m.IFLA_LINK, seen.index)
+    bodies = home.listed(m.RTM_GETLINK, m.link(0, m.link_mask()))
+    yield from (seen_in(body) for body in bodies if made_on_it in body)
 
 
 def _note(backend: "NicBackend", device: str, before: Before) -> bool:

@@ -12,7 +12,7 @@ from dradriver_nic.actuate import shaping
 from dradriver_nic.actuate.actuator import holder_of
 from dradriver_nic.actuate.found import Seen, Which, by_index, find, links_in, named
 from dradriver_nic.actuate.inpod import PodLink, configure, deconfigure
-from dradriver_nic.actuate.podspace import PodSpace, pod_of, pod_of_facts
+from dradriver_nic.actuate.podspace import PodSpace, pod_of_facts, pod_with_links
 from dradriver_nic.actuate.rtnl import (
     NLM_F_CREATE,
     NLM_F_EXCL,
@@ -185,7 +185,7 @@ class AddMacvlan(HostStep["NicBackend"]):
         """Make it, and configure it."""
         actuator = backend.actuator
         with (
-            pod_of(work.netns, actuator.namespace) as pod,
+            pod_with_links(work.netns, actuator.namespace) as pod,
             telling(f"{self.device}: no link can be made on it"),
         ):
             self._refuse_elsewhere(backend, work, pod)
@@ -194,18 +194,21 @@ class AddMacvlan(HostStep["NicBackend"]):
                 if card is None:
                     raise BackendError(f"{self.device}: its network interface is not on the host")
                 if work.facts.get("netns") != pod.number:
-                    work.record({"netns": pod.number, "file": work.netns, "card": card.index})
-                inside(pod.path, lambda: self._in_pod(home, card, pod))
+                    facts = {"netns": pod.number, "file": work.netns, "card": card.index, "link": None}
+                    work.record(facts)
+                inside(pod.path, lambda: self._in_pod(work, home, card, pod))
 
-    def _in_pod(self, home: Rtnl, card: Seen, pod: PodSpace) -> None:
+    def _in_pod(self, work: Work, home: Rtnl, card: Seen, pod: PodSpace) -> None:
         """Make the link and configure it, in a thread that is in the pod's namespace; `home` is in the host's."""
         with Rtnl() as rtnl:
-            seen = self._mine(rtnl, card.index)
+            seen = self._mine(rtnl, work, card.index)
             if seen is None:
                 self._make(home, card, pod)
-                seen = self._mine(rtnl, card.index)
+                seen = self._mine(rtnl, work, card.index)
             if seen is None:
                 raise BackendError(f"{self.device}: its link in the pod went away at once")
+            if work.facts.get("link") != seen.index:
+                work.record({"link": seen.index})
             if seen.link.name != self.wanted.name:
                 seen = self._renamed(rtnl, seen)
             if seen.link.mac != self.wanted.mac:  # one of mode passthru begins with that of the card
@@ -227,6 +230,10 @@ class AddMacvlan(HostStep["NicBackend"]):
             m.mac(self.wanted.mac),
         ]
         if self.wanted.mtu:
+            if self.wanted.mtu > card.link.mtu:
+                raise BackendError(
+                    f"{self.device}: interface.mtu {self.wanted.mtu} is more than the card has now, {card.link.mtu}"
+                )
             given.append(m.u32(m.IFLA_MTU, self.wanted.mtu))
         home.change(m.RTM_NEWLINK, m.link(0, *given), NLM_F_CREATE | NLM_F_EXCL)
 
@@ -245,14 +252,18 @@ class AddMacvlan(HostStep["NicBackend"]):
             ) from None
         return by_index(rtnl, seen.index) or seen
 
-    def _is_mine(self, seen: Seen, card: int) -> bool:
-        """Return whether a link in the pod is the one: the pod may have changed its name, or its address."""
+    def _is_mine(self, seen: Seen, card: int, number: int) -> bool:
+        """Return whether a link in the pod is the one: the pod may have changed its name and its address.
+
+        number   that it was made with; 0 where that was not recorded any more
+        """
         link = seen.link
         near = link.name in {self.wanted.name, self._first_name} or link.mac == self.wanted.mac
-        return link.kind == _MACVLAN and seen.base == card and near
+        return link.kind == _MACVLAN and seen.base == card and (near or seen.index == number)
 
-    def _mine(self, rtnl: Rtnl, card: int) -> Seen | None:
-        return next((one for one in links_in(rtnl) if self._is_mine(one, card)), None)
+    def _mine(self, rtnl: Rtnl, work: Work, card: int) -> Seen | None:
+        number = int(work.facts.get("link") or 0)
+        return next((one for one in links_in(rtnl) if self._is_mine(one, card, number)), None)
 
     def _refuse_elsewhere(self, backend: "NicBackend", work: Work, pod: PodSpace) -> None:
         """Refuse a second pod: two links of one address on a card would take each other's packets."""
@@ -274,7 +285,7 @@ class AddMacvlan(HostStep["NicBackend"]):
                     rtnl.change(m.RTM_DELLINK, m.link(seen.index))
                 deconfigure(rtnl, self.wanted)
         if work.facts.get("netns"):
-            forget(work, "netns", "file", "card")
+            forget(work, "netns", "file", "card", "link")
 
     def observe(self, backend: "NicBackend", work: Work) -> Observed:
         """Look for it in the pod. What became of it there, its name or whether it is up, is the pod's own affair."""
@@ -289,5 +300,5 @@ class AddMacvlan(HostStep["NicBackend"]):
         return Observed.DONE if found else Observed.UNDONE
 
     def _found(self, rtnl: Rtnl, work: Work) -> list[Seen]:
-        card = int(work.facts.get("card") or 0)
-        return [one for one in links_in(rtnl) if self._is_mine(one, card)]
+        card, number = int(work.facts.get("card") or 0), int(work.facts.get("link") or 0)
+        return [one for one in links_in(rtnl) if self._is_mine(one, card, number)]

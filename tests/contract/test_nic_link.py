@@ -269,6 +269,115 @@ def test_a_name_that_was_taken_meanwhile_keeps_nobody_waiting(
     assert "10.8.0.5/24" in host.call("ip", "addr")
 
 
+def test_another_link_that_took_its_name_meanwhile_is_left_alone(
+    backend: NicBackend, host: Namespace, pod: Namespace
+) -> None:
+    """Of its kind, too: only the number tells them apart."""
+    empty = state_of(pod)
+    life = claimed(backend, CARD, config=CONFIG).prepare().start(pod)
+    host.run("link add card0 type veth peer name other0")
+    other = link_of(host, "card0")
+    life = life.restarted(backend)
+    assert life.observe(pod) == [Observed.DONE]
+    life.start(pod).unprepare()
+    assert_same(pod, empty)
+    assert link_of(host, "card0") == other
+    assert "inet 10.8.0.5/24" in host.call("ip", "addr")
+
+
+def test_an_alternative_name_that_was_taken_meanwhile_keeps_nobody_waiting(
+    backend: NicBackend, host: Namespace, pod: Namespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    life = claimed(backend, CARD, config=CONFIG).prepare().start(pod)
+    host.run("link add other0 type bridge", "link property add dev other0 altname rail0")
+    life.unprepare()
+    assert "card0: alternative name is not restored: File exists" in caplog.text
+    assert link_of(host, "card0")["altnames"] == ["enp9s0"]
+
+
+def test_a_queueing_discipline_of_the_host_that_is_lost_is_told(
+    backend: NicBackend, host: Namespace, pod: Namespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    claimed(backend, CARD, config=CONFIG).prepare().start(pod).unprepare()
+    assert "queueing discipline" not in caplog.text
+    bucket = ("tbf", "rate", "1gbit", "burst", "64kb", "latency", "50ms")
+    host.call("tc", "qdisc", "add", "dev", "card0", "root", *bucket)
+    claimed(backend, CARD, config=CONFIG).prepare().start(pod).unprepare()
+    assert "card0: its queueing discipline was tbf and is noqueue now" in caplog.text
+
+
+def test_an_alternative_name_that_the_pod_has_is_left_out(
+    backend: NicBackend, host: Namespace, pod: Namespace
+) -> None:
+    before = state_of(host)
+    pod.run("link add rail0 type bridge")
+    life = claimed(backend, CARD, config=CONFIG).prepare().start(pod)
+    assert link_of(pod, "net1")["altnames"] == ["enp9s0"]
+    life.unprepare()
+    assert_same(host, before)
+
+
+def test_a_link_that_the_pod_moved_on_is_brought_back(
+    backend: NicBackend, host: Namespace, pod: Namespace
+) -> None:
+    before = state_of(host)
+    life = claimed(backend, CARD, config=CONFIG).prepare().start(pod)
+    with (
+        namespace() as nested,
+        subprocess.Popen(["nsenter", f"--net={nested.path}", "sleep", "60"]) as process,
+    ):
+        file = Path(f"/proc/{process.pid}/ns/net")
+        until(lambda: file.stat().st_ino == nested.path.stat().st_ino)
+        pod.run(f"link set net1 netns {nested.path}")
+        life.unprepare()
+        process.kill()
+    assert_same(host, before)
+
+
+@pytest.mark.parametrize(
+    ("setup", "message"),
+    [
+        ("route add default via 10.8.0.1", "the host's default route leads over it"),
+        ("route add default via 10.8.0.1 table 77 proto ra", "the host's default route leads over it"),
+        ("link set card0 master br0", "it is a port of br0"),
+        ("link add link card0 name up0 type macvlan", "up0 is made on it"),
+    ],
+)
+def test_what_became_the_hosts_own_after_prepare_is_not_taken_from_it(
+    backend: NicBackend, host: Namespace, pod: Namespace, setup: str, message: str
+) -> None:
+    if "macvlan" in setup and not supports("macvlan", link=True):
+        pytest.skip("this kernel has no macvlan links")
+    host.run("link add br0 type bridge")
+    life = claimed(backend, CARD, config=CONFIG).prepare()
+    host.run(setup)
+    before = state_of(host)
+    with pytest.raises(BackendError, match=message):
+        life.start(pod)
+    assert_same(host, before)
+    life.unprepare()
+    assert_same(host, before)
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a file", "another namespace"])
+def test_what_is_no_network_namespace_is_refused_at_once(
+    backend: NicBackend, host: Namespace, tmp_path: Path, kind: str
+) -> None:
+    before = state_of(host)
+    path = tmp_path / "pod"
+    if kind == "a FIFO":
+        os.mkfifo(path)
+    elif kind == "a file":
+        path.touch()
+    else:
+        path.symlink_to("/proc/self/ns/mnt")
+    life = claimed(backend, CARD, config=CONFIG).prepare()
+    with pytest.raises(BackendError, match="it is no network namespace"):
+        life.start(str(path))
+    life.unprepare()
+    assert_same(host, before)
+
+
 def test_after_a_reboot_nothing_is_restored(backend: NicBackend, host: Namespace, pod: Namespace) -> None:
     before = state_of(host)
     life = claimed(backend, CARD, config=CONFIG).prepare().start(pod)

@@ -266,6 +266,32 @@ def test_a_pod_that_renamed_its_link_leaves_none(
     life.unprepare()
 
 
+def test_a_pod_that_changed_name_and_address_of_its_link_has_no_second_one(
+    backend: NicBackend, host: Namespace, pod: Namespace
+) -> None:
+    empty = state_of(pod)
+    life = claimed(backend, CARD, config=CONFIG).prepare().start(pod)
+    pod.run("link set fabric0 down", "link set fabric0 name mine", "link set mine address 02:33:00:00:00:33")
+    life = life.restarted(backend)
+    assert life.observe(pod)[1] is Observed.DONE
+    life.start(pod)
+    assert len(pod.call("ip", "-o", "link").splitlines()) == 2
+    life.stop(pod)
+    assert_same(pod, empty)
+    life.unprepare()
+
+
+def test_an_mtu_that_the_card_has_no_more_is_told(
+    backend: NicBackend, host: Namespace, pod: Namespace
+) -> None:
+    mtu = link_of(host, "card0")["mtu"]
+    life = claimed(backend, CARD, config={"interface": {"mtu": mtu}}).prepare()
+    host.run(f"link set card0 mtu {mtu - 100}")
+    with pytest.raises(BackendError, match=f"interface.mtu {mtu} is more than the card has now, {mtu - 100}"):
+        life.start(pod)
+    life.unprepare()
+
+
 def test_the_hosts_network_and_names_that_are_taken_are_refused(
     backend: NicBackend, host: Namespace, pod: Namespace
 ) -> None:

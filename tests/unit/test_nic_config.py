@@ -168,7 +168,54 @@ def test_nothing_said_leaves_the_card_as_it_is() -> None:
             "config.rules[0].priority: an integer from 1 to 32765 is expected",
         ),
         (
-            {"interface": {"vrf": {"name": "blue", "table": 7}}, "rules": [{"table": 7, "source": "::/0"}]},
+            {"interface": {"name": "a$b"}},
+            "config.interface: name: 'a$b' is no name",
+        ),
+        (
+            {"interface": {"addresses": ["fe80::1%eth0/64"]}},
+            "config.interface: addresses[0]: 'fe80::1%eth0/64' is no address with",
+        ),
+        (
+            {"interface": {"addresses": ["255.255.255.255/32"]}},
+            "config.interface: addresses[0]: '255.255.255.255/32' cannot be the",
+        ),
+        (
+            {"interface": {"addresses": ["::ffff:10.0.0.1/120"]}},
+            "config.interface: addresses[0]: '::ffff:10.0.0.1/120' cannot be the",
+        ),
+        (
+            {"routes": [{"destination": "::/0", "gateway": "fe80::1%eth0"}]},
+            "config.routes[0]: gateway: 'fe80::1%eth0' is no IP address",
+        ),
+        (
+            {"routes": [{"destination": "0.0.0.0/0", "gateway": "224.0.0.1"}]},
+            "config.routes[0]: gateway: '224.0.0.1' cannot be the address of an",
+        ),
+        (
+            {"routes": [{"destination": "fe80::%eth0/64"}]},
+            "config.routes[0]: destination: 'fe80::%eth0/64' is no network",
+        ),
+        (
+            {"rules": [{"table": 7, "source": "0.0.0.0/0"}]},
+            "config.rules[0]: source or destination is required: a rule for all packets",
+        ),
+        (
+            {"neighbors": [{"destination": "0.0.0.0", "hardwareAddr": "02:00:00:00:00:01"}]},
+            "config.neighbors[0]: destination: '0.0.0.0' cannot be the address",
+        ),
+        (
+            {"addressPool": {"cidr": "224.0.0.0/4"}},
+            "config.addressPool: cidr: 224.0.0.0/4 has no addresses of interfaces",
+        ),
+        (
+            {"addressPool": {"cidr": "fe80::%eth0/64"}},
+            "config.addressPool: cidr: 'fe80::%eth0/64' is no network",
+        ),
+        (
+            {
+                "interface": {"vrf": {"name": "blue", "table": 7}},
+                "rules": [{"table": 7, "source": "fd00::/8"}],
+            },
             "config: rules: are not allowed with a VRF",
         ),
         (

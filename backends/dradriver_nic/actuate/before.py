@@ -59,6 +59,7 @@ class Before:
 
     taken        when it was read, in seconds since the epoch: lifetimes go on
     base         number of the link below or opposite, wherever that is
+    qdisc        kind of its root queueing discipline: the kernel drops it as the link moves, and makes its default one
     xdp          modes in which XDP programs saw its packets first
     numbers      attributes by the names of NUMBERS
     sysctls      of the link, where they are not the namespace's defaults: `ipv4/conf/rp_filter` -> value
@@ -70,6 +71,7 @@ class Before:
     flags: int
     base: int
     alias: str = ""
+    qdisc: str = ""
     xdp: tuple[int, ...] = ()
     numbers: dict[str, int] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
@@ -98,6 +100,7 @@ def read_before(rtnl: Rtnl, seen: Seen, known: Link | None = None) -> Before:
         flags=seen.flags & FLAGS,
         base=seen.base,
         alias=seen.text(m.IFLA_IFALIAS),
+        qdisc=seen.text(m.IFLA_QDISC),
         xdp=seen.xdp,
         numbers={name: seen.number(kind) for name, kind in NUMBERS.items() if kind in seen.raw},
         addresses=tuple(body.hex() for body in addresses if is_given(body)),

@@ -1,5 +1,6 @@
 """The network namespaces of pods: opened once, told apart by number, and found again where their file is gone."""
 
+import fcntl
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,22 +11,34 @@ from dradriver.backend import BackendError, Work
 from dradriver.host import Host
 from dradriver.model import shown
 from dradriver_nic.actuate.rtnl import Rtnl
+from dradriver_nic.netns import CLONE_NEWNET
 
 _OWN = Path("/proc/thread-self/ns/net")
+
+_NS_GET_NSTYPE = 0xB703
+"""ioctl_ns(2): what kind of namespace a file is of; what is no such file does not know the question."""
 
 
 class PodSpace:
     """An open network namespace: it lives on while this does, whatever becomes of its file."""
 
     def __init__(self, file: str | Path) -> None:
-        """Raises OSError where there is no such file."""
-        self.fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        """Raises OSError where there is no such file. Never waits, as for a FIFO."""
+        self.fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         self.number = os.fstat(self.fd).st_ino
 
     @property
     def path(self) -> Path:
         """A file of the namespace for this process."""
         return Path(f"/proc/self/fd/{self.fd}")
+
+    @property
+    def is_network(self) -> bool:
+        """Whether the file is that of a network namespace at all."""
+        try:
+            return fcntl.ioctl(self.fd, _NS_GET_NSTYPE) == CLONE_NEWNET
+        except OSError:
+            return False
 
     def rtnl(self) -> Rtnl:
         """Return a socket in it. Raises UnavailableError."""
@@ -55,6 +68,15 @@ def pod_of(netns: str, home: Path | None) -> PodSpace:
     if pod.number == number_of(home):
         pod.close()
         raise BackendError("the pod's network namespace is the host's: it cannot be given network interfaces")
+    return pod
+
+
+def pod_with_links(netns: str, home: Path | None) -> PodSpace:
+    """Open a pod's namespace, as `pod_of` does, to give it links. Raises BackendError also where it can have none."""
+    pod = pod_of(netns, home)
+    if not pod.is_network:
+        pod.close()
+        raise BackendError(f"the pod's network namespace {shown(netns)}: it is no network namespace")
     return pod
 
 
@@ -92,6 +114,23 @@ def living(number: int, files: Iterable[str], host: Host) -> PodSpace | None:
         except OSError:
             continue
     return None
+
+
+def spaces_of_processes(host: Host, but: Iterable[int]) -> Iterator[PodSpace]:
+    """Yield the network namespaces that processes which this daemon sees are in, open until the next one.
+
+    but   numbers of those that are left out
+    """
+    looked = {*but}
+    for file in _processes(host):
+        try:
+            space = PodSpace(file)
+        except OSError:
+            continue
+        with space:
+            if space.number not in looked:
+                looked.add(space.number)
+                yield space
 
 
 def _processes(host: Host) -> Iterator[str]:

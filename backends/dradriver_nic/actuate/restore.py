@@ -78,6 +78,7 @@ class Restorer:
             self._try(f"sysctl {sysctl}", partial(write_sysctl, name, sysctl, value))
         self._features(name)
         self._change("flags", m.RTM_NEWLINK, m.link(seen.index, flags=self._before.flags, change=FLAGS))
+        self._tell_queues(seen.index)
         self._addresses(seen.index)
         self._routes(seen.index)
         for text in self._before.neighbours:
@@ -128,6 +129,21 @@ class Restorer:
         ):
             for name in names:
                 self._change("alternative name", kind, m.link(seen.index, m.altnames(name)), flags)
+
+    def _tell_queues(self, index: int) -> None:
+        """Say where somebody's queueing discipline was lost: its classes and filters are not ours to make anew."""
+        before = self._before
+        seen = by_index(self._rtnl, index)
+        if not seen or not before.qdisc or not before.flags & m.IFF_UP:
+            return
+        now = seen.text(m.IFLA_QDISC)
+        if now != before.qdisc:
+            log.warning(
+                "%s: its queueing discipline was %s and is %s now: a move to a pod drops what tc set; set it anew",
+                plain(before.link.name),
+                plain(before.qdisc),
+                plain(now),
+            )
 
     def _features(self, name: str) -> None:
         before = self._before
