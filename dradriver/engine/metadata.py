@@ -7,9 +7,6 @@ v1alpha1, 1.37 v1beta1), and kubeletplugin/metadata.go for the places.
 Files are renamed into place, and not synced: after a power cut nothing counts as prepared, and after a crash all are
 compared and written anew. A container that runs keeps the file that it started with; one that starts later, or again,
 sees the newest.
-
-Directories that nobody needs are put aside, and removed when nobody waits for it: rmdir takes longer than all else of
-an Unprepare together (measured on ext4).
 """
 
 import contextlib
@@ -20,7 +17,6 @@ import os
 import shutil
 import threading
 from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,7 +52,6 @@ class MetadataFiles:
         self._enabled = enabled
         # A claim that was replaced has the directory of its successor: looking and removing are one.
         self._lock = threading.Lock()
-        self._remover = ThreadPoolExecutor(1, thread_name_prefix="metadata")
 
     def write(self, record: Record) -> None:
         """Write the files of a prepared claim, as far as they are not there already. Raises OSError."""
@@ -91,32 +86,15 @@ class MetadataFiles:
         """Remove the files of a claim, and leave those of another claim of its name. Raises OSError."""
         directory = self._of_claim(driver, ref)
         with self._lock:
-            requests = _names(directory)
-            mine = [name for name in requests if _owner(directory / name / FILE_NAME) in {"", ref.uid}]
-            if mine and mine == requests and self._put_aside(directory, self._aside(driver) / ref.uid):
-                return
-            for request in mine:
-                _remove(directory / request)
+            for request in _names(directory):
+                if _owner(directory / request / FILE_NAME) in {"", ref.uid}:
+                    _remove(directory / request)
             with contextlib.suppress(OSError):
                 directory.rmdir()
-
-    def _put_aside(self, directory: Path, aside: Path) -> bool:
-        """Take a directory away, to be removed soon; return whether that was possible."""
-        try:
-            aside.parent.mkdir(mode=0o700, exist_ok=True)
-            directory.rename(aside)
-        except OSError:
-            return False
-        # Without a thread for it, it goes at the next start.
-        with contextlib.suppress(RuntimeError):
-            self._remover.submit(_clear, aside)
-        return True
 
     def reconcile(self, drivers: Collection[str], keep: Collection[Record]) -> None:
         """Remove the files of claims and requests that nobody keeps, and what a crash left. Raises OSError."""
         for driver in drivers:
-            for aside in map(self._aside(driver).joinpath, _names(self._aside(driver))):
-                _clear(aside)
             wanted: dict[Path, set[str]] = {}
             for record in keep:
                 if record.driver == driver:
@@ -138,10 +116,6 @@ class MetadataFiles:
 
     def _of_driver(self, driver: str) -> Path:
         return self._root / "plugins" / driver / "dra-device-metadata"
-
-    def _aside(self, driver: str) -> Path:
-        """Return where directories wait for their removal: beside the place in which containers' files are."""
-        return self._root / "plugins" / driver / ".dra-device-metadata"
 
     def _of_claim(self, driver: str, ref: ClaimRef) -> Path:
         """Return the directory of a claim; names that are too long together give way to a hash of the whole."""
@@ -270,18 +244,6 @@ def _names(directory: Path) -> list[str]:
         return sorted(path.name for path in directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _clear(aside: Path) -> None:
-    """Remove what was put aside. Where that fails, the next start tries again."""
-    try:
-        for name in _names(aside):
-            _remove(aside / name)
-        aside.rmdir()
-    except FileNotFoundError:
-        pass  # a start has removed it meanwhile
-    except OSError as error:
-        log.warning("device metadata put aside is not removed yet: %s", error)
 
 
 def _remove(path: Path) -> None:

@@ -13,7 +13,6 @@ from dradriver.engine import MetadataFiles
 from dradriver.model import ClaimRef
 from fakenode import machine
 from lever import DRIVER, Node, claim_object, result
-from waiting import eventually
 
 MOUNTED = "/var/run/kubernetes.io/dra-device-attributes"
 
@@ -271,20 +270,6 @@ def test_switched_off_nothing_is_written_or_mounted_and_what_was_is_removed_with
     assert set(files(again)) == {"default_a/r"}
     assert again.unprepare(old) is None
     assert files(again) == {}
-    again.close()
-
-
-def test_what_was_put_aside_is_removed_soon_or_at_the_next_start(node: Node) -> None:
-    ref = node.claim("a", "lever-0")
-    node.prepare(ref)
-    aside = node.kubelet / "plugins" / DRIVER / ".dra-device-metadata"
-    assert node.unprepare(ref) is None
-    assert files(node) == {}
-    eventually(lambda: list(aside.iterdir()) == [], "what was put aside is removed")
-    (aside / "cut-off" / "r").mkdir(parents=True)
-    (aside / "cut-off" / "r" / "metadata.json").write_text("{}")
-    again = node.restart()
-    assert list(aside.iterdir()) == []
     again.close()
 
 
