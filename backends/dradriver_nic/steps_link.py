@@ -21,7 +21,7 @@ from dradriver_nic.actuate.before import (
 from dradriver_nic.actuate.features import Features, by_kernel_names
 from dradriver_nic.actuate.found import Seen, Which, by_index, find, links_in, named, seen_in
 from dradriver_nic.actuate.inpod import PodLink, configure, deconfigure
-from dradriver_nic.actuate.podspace import PodSpace, pod_of_facts, pod_with_links, spaces_of_processes
+from dradriver_nic.actuate.podspace import PodSpace, pod_of_facts, pod_with_links
 from dradriver_nic.actuate.restore import Restorer, route_request
 from dradriver_nic.actuate.rtnl import RefusedError, Rtnl, telling, why
 from dradriver_nic.away import Moved
@@ -236,16 +236,6 @@ class MoveLink(HostStep["NicBackend"]):
                     seen = self._seen_inside(rtnl, before)
                     if seen:
                         _bring_home(rtnl, seen, before, home.fd)
-                        return
-            # The pod may have moved it on, to a network namespace that it made.
-            passed = {home.number, int(work.facts.get("netns") or 0)}
-            for space in spaces_of_processes(backend.host, passed):
-                with space.rtnl() as rtnl:
-                    seen = next((one for one in links_in(rtnl) if self._is_elsewhere(one, before)), None)
-                    if seen:
-                        log.info("%s was in another network namespace than its pod's", self.device)
-                        _bring_home(rtnl, seen, before, home.fd)
-                        return
 
     def _is_expected(self, backend: "NicBackend") -> bool:
         """Return whether the kernel will bring the link back: its hardware is there, and has a driver for networks."""
@@ -279,13 +269,6 @@ class MoveLink(HostStep["NicBackend"]):
 
     def _is_like(self, seen: Seen, before: Before) -> bool:
         return seen.link.kind == self.which.kind and seen.base == before.base
-
-    def _is_elsewhere(self, seen: Seen, before: Before) -> bool:
-        """Return whether a link in a namespace that may be anybody's is it: numbers and names mean nothing there."""
-        if self.which.device:
-            return self.which.fits_inside(seen, before.link, before.base, name="", mac="")
-        mac = self.wanted.mac or before.link.mac
-        return bool(mac) and seen.link.mac == mac and self._is_like(seen, before)
 
     # --- looking
 

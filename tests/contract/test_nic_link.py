@@ -317,23 +317,6 @@ def test_an_alternative_name_that_the_pod_has_is_left_out(
     assert_same(host, before)
 
 
-def test_a_link_that_the_pod_moved_on_is_brought_back(
-    backend: NicBackend, host: Namespace, pod: Namespace
-) -> None:
-    before = state_of(host)
-    life = claimed(backend, CARD, config=CONFIG).prepare().start(pod)
-    with (
-        namespace() as nested,
-        subprocess.Popen(["nsenter", f"--net={nested.path}", "sleep", "60"]) as process,
-    ):
-        file = Path(f"/proc/{process.pid}/ns/net")
-        until(lambda: file.stat().st_ino == nested.path.stat().st_ino)
-        pod.run(f"link set net1 netns {nested.path}")
-        life.unprepare()
-        process.kill()
-    assert_same(host, before)
-
-
 @pytest.mark.parametrize(
     ("setup", "message"),
     [

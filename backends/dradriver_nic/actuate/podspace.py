@@ -116,23 +116,6 @@ def living(number: int, files: Iterable[str], host: Host) -> PodSpace | None:
     return None
 
 
-def spaces_of_processes(host: Host, but: Iterable[int]) -> Iterator[PodSpace]:
-    """Yield the network namespaces that processes which this daemon sees are in, open until the next one.
-
-    but   numbers of those that are left out
-    """
-    looked = {*but}
-    for file in _processes(host):
-        try:
-            space = PodSpace(file)
-        except OSError:
-            continue
-        with space:
-            if space.number not in looked:
-                looked.add(space.number)
-                yield space
-
-
 def _processes(host: Host) -> Iterator[str]:
     for process in host.list_dir("proc"):
         if process.isdecimal():
