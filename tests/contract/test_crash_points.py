@@ -43,7 +43,7 @@ def test_a_kill_at_any_point_of_the_work(of: Scenario, root: Path, process: Work
     assert {"before commit", "before os.rename", "before os.unlink", "before answer"} <= set(passed)
     bench.check(of.work)
     points = range(1, len(passed) + 1)
-    for fatal in points if everything else some(points, 40):
+    for fatal in points if everything else some(points, 16):
         bench.put_back(bench.fresh)
         ended, _ = bench.run(of.work, fatal=fatal)
         assert ended == KILL, passed[fatal - 1]
@@ -58,14 +58,14 @@ def test_a_kill_at_any_point_of_the_recovery(
     bench = Bench(root / "node", of, process)
     _, passed = bench.run(of.work)
     points = range(1, len(passed) + 1)
-    for first in some(points, 25 if everything else 5):
+    for first in some(points, 25 if everything else 4):
         bench.put_back(bench.fresh)
         assert bench.run(of.work, fatal=first)[0] == KILL
         died = bench.keep()
         ended, back = bench.run([])
         assert ended == 0
         again = range(1, len(back) + 1)
-        for second in again if everything else some(again, 5):
+        for second in again if everything else some(again, 4):
             bench.put_back(died)
             assert bench.run([], fatal=second)[0] == KILL, back[second - 1]
             bench.check(of.work)

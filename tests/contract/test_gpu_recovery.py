@@ -175,7 +175,7 @@ def test_a_kill_before_and_after_each_change_of_a_gpu(root: Path, process: Worke
         for first in range(1, calls.count(function) + 1)
         for action in ("kill", "killafter")
     ]
-    for fault in faults if everything else faults[:: len(faults) // 12]:
+    for fault in faults if everything else faults[:: len(faults) // 8]:
         stub.faults(fault)
         ended, _ = bench.run(*WORK)
         assert ended == signal.SIGKILL
@@ -195,7 +195,7 @@ def test_a_kill_at_any_point_of_the_work(root: Path, process: Worker, everything
         f"after apply of {step}" for step in ("SwitchMigMode", "CreatePartition", "SetComputeMode")
     } <= set(passed)
     points = range(1, len(passed) + 1)
-    for fatal in points if everything else some(points, 25):
+    for fatal in points if everything else some(points, 12):
         bench.die(fatal, passed, *work)
         bench.check_back(*work)
 
@@ -241,7 +241,7 @@ def test_a_kill_at_any_point_of_sharing(tmp_path: Path, process: Worker, everyth
             passed
         )
         points = range(1, len(passed) + 1)
-        for fatal in points if everything else some(points, 15):
+        for fatal in points if everything else some(points, 8):
             bench.die(fatal, passed, *work)
             bench.check_back(*work)
             assert tools.daemons() == []
@@ -263,7 +263,7 @@ def test_a_kill_at_any_point_of_passing_through(root: Path, process: Worker, eve
         assert {"after apply of BindVfio", "after revert of BindVfio"} <= set(passed)
         assert ("bind", address, "vfio-pci") in bus.log
         points = range(1, len(passed) + 1)
-        for fatal in points if everything else some(points, 15):
+        for fatal in points if everything else some(points, 8):
             bench.die(fatal, passed, *work)
             bench.check_back(*work)
             assert (bus.driver(address), bus.override(address)) == ("nvidia", "")
@@ -290,7 +290,7 @@ def test_random_work_and_crashes_leave_nvml_as_it_was(root: Path, process: Worke
         claims[f"c{number}"] = {"devices": chosen, "config": config}
     bench = Bench(root, node, process, options, claims, strangers=[(1, 9, 4), (6, 14, 2)])
     cut_off = served = 0
-    for _ in range(1000 if everything else 50):
+    for _ in range(1000 if everything else 40):
         prepared: list[str] = []
         rounds = dice.choice([1, 2, 3])
         for number in range(rounds):

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dradriver.model import ClaimRef
 from dradriver_nic import NicBackend
 from netns import Namespace, namespace, needs_namespaces
@@ -65,7 +67,9 @@ def open_files() -> int:
     return len([*Path("/proc/self/fd").iterdir()])
 
 
-def test_two_hundred_pods_come_and_go_at_once(tmp_path: Path) -> None:
+def test_two_hundred_pods_come_and_go_at_once(tmp_path: Path, everything: bool) -> None:
+    if not everything:
+        pytest.skip("test_nic_many_pods does so through a daemon; --all does both")
     with contextlib.ExitStack() as stack:
         host, wire = stack.enter_context(namespace()), stack.enter_context(namespace())
         for number, card in enumerate([*SHARED, *WHOLE]):
