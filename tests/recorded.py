@@ -1,11 +1,15 @@
 """Recorded machines: sysfs and procfs trees of real hosts, beside the repository, with expected readings."""
 
 import atexit
+import contextlib
+import fcntl
 import functools
 import json
+import os
 import shutil
 import tarfile
 import tempfile
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +45,34 @@ def unpacked(name: str) -> Path:
     if not tarball.exists():
         pytest.skip(f"{tarball}: recorded machine not there")
     root = _scratch() / name
-    with tarfile.open(tarball) as archive:
-        archive.extraction_filter = getattr(tarfile, "data_filter", None)
-        archive.extractall(root)
+    with (_scratch() / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not root.exists():
+            draft = _scratch() / f"{name}.draft"
+            with tarfile.open(tarball) as archive:
+                archive.extraction_filter = getattr(tarfile, "data_filter", None)
+                archive.extractall(draft)
+            draft.rename(root)
     return root
 
 
 @functools.cache
 def _scratch() -> Path:
+    """Return a directory that all workers of a run share; the last one to end removes it."""
     # Thousands of tiny files: in memory, where there is such a file system, they cost a third of the time.
     memory = Path("/dev/shm")
-    directory = Path(tempfile.mkdtemp(prefix="dradriver-recorded-", dir=memory if memory.is_dir() else None))
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
+    directory = (memory if memory.is_dir() else Path(tempfile.gettempdir())) / f"dradriver-recorded-{run}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    users = os.open(directory / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    fcntl.flock(users, fcntl.LOCK_SH)
+    atexit.register(_leave, directory, users, os.getpid())
     return directory
+
+
+def _leave(directory: Path, users: int, process: int) -> None:
+    if os.getpid() != process:  # a child that was forked
+        return
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(directory, ignore_errors=True)
