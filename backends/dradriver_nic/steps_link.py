@@ -228,14 +228,14 @@ class MoveLink(HostStep["NicBackend"]):
 
     def _fetch(self, backend: "NicBackend", work: Work, before: Before) -> None:
         """Move the link from the pod's network namespace to the host's, where it is there still."""
-        with PodSpace(backend.actuator.home_file()) as home:
-            pod = pod_of_facts(work, backend.host)
-            if pod:
-                with pod, pod.rtnl() as rtnl:
-                    deconfigure(rtnl, self.wanted)
-                    seen = self._seen_inside(rtnl, before)
-                    if seen:
-                        _bring_home(rtnl, seen, before, home.fd)
+        pod = pod_of_facts(work, backend.host)
+        if pod is None:
+            return
+        with pod, PodSpace(backend.actuator.home_file()) as home, pod.rtnl() as rtnl:
+            deconfigure(rtnl, self.wanted)
+            seen = self._seen_inside(rtnl, before)
+            if seen:
+                _bring_home(rtnl, seen, before, home.fd)
 
     def _is_expected(self, backend: "NicBackend") -> bool:
         """Return whether the kernel will bring the link back: its hardware is there, and has a driver for networks."""
@@ -318,9 +318,8 @@ def _bring_home(rtnl: Rtnl, seen: Seen, before: Before, fd: int) -> None:
     rtnl.change(m.RTM_NEWLINK, m.up(seen.index, is_up=False))
     if seen.link.master:
         rtnl.change(m.RTM_NEWLINK, m.link(seen.index, m.u32(m.IFLA_MASTER, 0)))
-    if (
-        seen.link.altnames
-    ):  # one that a link of the host has would keep it from coming back; they are restored there
+    # One that a link of the host has would keep it from coming back; they are restored there.
+    if seen.link.altnames:
         rtnl.change(m.RTM_DELLINKPROP, m.link(seen.index, m.altnames(*seen.link.altnames)))
     where = m.u32(m.IFLA_NET_NS_FD, fd)
     number = m.u32(m.IFLA_NEW_IFINDEX, before.link.index)

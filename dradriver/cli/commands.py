@@ -167,7 +167,7 @@ def plan(node: Node, claim: str, output: Output) -> None:
 @pass_node
 def claims(node: Node, output: Output) -> None:
     """Show the claims that are prepared on this node: since when, what they hold, and their steps."""
-    views = [claim_view(record) for record in node.records()]
+    views = [claim_view(record) for record in node.records]
     show(output, views, lambda: print_claims(views, datetime.now(UTC)))
 
 

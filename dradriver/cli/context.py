@@ -86,7 +86,7 @@ class Node:
         except SettingsError as error:
             raise Misuse(str(error)) from None
         try:
-            records = self.records()
+            records = self.records
         except Failure as failure:
             click.echo(f"dradriver: what is in pods is not shown: {plain(failure.message)}", err=True)
         else:
@@ -106,8 +106,9 @@ class Node:
         except (JournalError, OSError) as error:
             fail(str(error))
 
+    @cached_property
     def records(self) -> list[Record]:
-        """Return the journalled claims."""
+        """The journalled claims, read once."""
         view = self.journal()
         if view is None:
             return []
@@ -119,7 +120,7 @@ class Node:
     def holders(self) -> Mapping[tuple[str, str], list[Record]]:
         """Return (pool, device) -> the claims that have it."""
         found: dict[tuple[str, str], list[Record]] = {}
-        for record in self.records():
+        for record in self.records:
             for device in record.devices:
                 claims = found.setdefault((device.allocated.pool, device.allocated.device), [])
                 if record not in claims:

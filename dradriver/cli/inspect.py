@@ -41,7 +41,7 @@ def topology(node: Node, everything: bool, output: Output) -> None:
     """Show this node as a tree: sockets, NUMA nodes, PCIe roots and switches, devices, and who has them."""
     from dradriver.inspect import topology_view
 
-    records, pools = node.records(), node.pools.all
+    records, pools = node.records, node.pools.all
     found, pci = read_topology(node.host), read_pci(node.host)
     view = {
         "node": node.settings.node,

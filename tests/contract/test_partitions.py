@@ -77,15 +77,14 @@ class Counters:
         yield from after(0, (), self.full)
 
 
-def one_of_each_generation(board: Board) -> None:
-    if board.board not in {"A100-SXM4-40GB", "H100-SXM5-80GB", "B200-180GB"}:
+def one_of_each_generation(board: Board, everything: bool) -> None:
+    if not everything and board.board not in {"A100-SXM4-40GB", "H100-SXM5-80GB", "B200-180GB"}:
         pytest.skip("one board of each generation stands for the others; --all runs all")
 
 
 @every_board
 def test_every_pair_is_prepared_together_or_refused_by_the_ledger(board: Board, everything: bool) -> None:
-    if not everything:
-        one_of_each_generation(board)
+    one_of_each_generation(board, everything)
     with fake_gpu(board) as machine:
         counters = Counters(machine)
         claims = {device.name: machine.claim(device.name, device.name) for device in counters.devices}
@@ -137,8 +136,7 @@ def test_every_set_that_the_counters_allow_can_be_made_on_the_hardware(board: Bo
 
 @every_board
 def test_every_largest_set_is_prepared_by_one_claim(board: Board, everything: bool) -> None:
-    if not everything:
-        one_of_each_generation(board)
+    one_of_each_generation(board, everything)
     with fake_gpu(board) as machine:
         largest = [chosen for chosen, full in Counters(machine).sets() if full]
         assert len(largest) == (18 if board.board == "A30" else 240)

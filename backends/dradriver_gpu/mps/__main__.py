@@ -23,10 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT, and then end all control daemons; return the exit code."""
     options = arguments_of(arguments)
     host = Host(options.host_root)
-    if options.check:
-        return _check(KeptMps(host, options.run_directory))
-    _set_up()
     daemons = KeptMps(host, options.run_directory)
+    if options.check:
+        return _check(daemons)
+    _set_up()
 
     def work(stop: threading.Event) -> int:
         try:
