@@ -135,6 +135,7 @@ def node() -> Iterator[Node]:
         yield made
     finally:
         made.end()
+        print(made.log())  # noqa: T201 - shown with a test that failed
         shutil.rmtree(directory)
 
 

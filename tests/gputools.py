@@ -11,9 +11,9 @@ from pathlib import Path
 from dradriver.host import Host
 
 _NOTE = """#!/bin/sh
+# One write a call, so that calls at the same time leave their lines whole.
 note() {{
-    for word in "$@"; do printf '%s\\037' "$word"; done
-    printf '\\n'
+    printf '%s\\n' "$(printf '%s\\037' "$@")"
 }}
 note {name} "$@" >> {notes}
 """

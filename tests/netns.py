@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import eventually
+
 needs_namespaces = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are made by root only")
 
 
@@ -69,6 +71,18 @@ def namespace() -> Iterator[Namespace]:
         yield made
     finally:
         made.close()
+
+
+@contextlib.contextmanager
+def process_in(space: Namespace) -> Iterator[None]:
+    """Have a process that stays in a namespace."""
+    with subprocess.Popen(["nsenter", f"--net={space.path}", "sleep", "60"]) as process:
+        try:
+            here = space.path.stat().st_ino
+            eventually(lambda: Path(f"/proc/{process.pid}/ns/net").stat().st_ino == here, "it is in there")
+            yield
+        finally:
+            process.kill()
 
 
 def _unshare() -> None:

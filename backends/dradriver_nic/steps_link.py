@@ -21,7 +21,7 @@ from dradriver_nic.actuate.before import (
 from dradriver_nic.actuate.features import Features, by_kernel_names
 from dradriver_nic.actuate.found import Seen, Which, by_index, find, links_in, named, seen_in
 from dradriver_nic.actuate.inpod import PodLink, configure, deconfigure
-from dradriver_nic.actuate.podspace import PodSpace, pod_of_facts, pod_with_links
+from dradriver_nic.actuate.podspace import NOTED, PodSpace, pod_of_facts, pod_with_links
 from dradriver_nic.actuate.restore import Restorer, route_request
 from dradriver_nic.actuate.rtnl import RefusedError, Rtnl, telling, why
 from dradriver_nic.away import Moved
@@ -92,13 +92,13 @@ class MoveLink(HostStep["NicBackend"]):
     def _record(self, backend: "NicBackend", work: Work, home: Rtnl, seen: Seen, pod: PodSpace) -> Before:
         """Record how the link is, unless that is known from before, and where it goes."""
         known = decoded(work)
-        if known and work.facts.get("netns") == pod.number:
+        if known and pod.is_noted(work.facts):
             return known
         namespace = backend.actuator.namespace
         before = known
         if before is None:
             before = inside(namespace, lambda: self._read(home, seen))
-        work.record({"before": encoded(before), "netns": pod.number, "file": work.netns})
+        work.record({"before": encoded(before), **pod.noted(work.netns)})
         return before
 
     def _read(self, home: Rtnl, seen: Seen) -> Before:
@@ -150,8 +150,7 @@ class MoveLink(HostStep["NicBackend"]):
 
     def _refuse_elsewhere(self, backend: "NicBackend", work: Work, pod: PodSpace) -> None:
         """Refuse a second pod while the link is in the first one's network namespace."""
-        number = work.facts.get("netns")
-        if number in {None, pod.number}:
+        if not work.facts.get("netns") or pod.is_noted(work.facts):
             return
         first = pod_of_facts(work, backend.host)
         if first is None:
@@ -223,7 +222,7 @@ class MoveLink(HostStep["NicBackend"]):
                         before = replace(before, link=replace(before.link, mac=""))
                     restorer = Restorer(home, before)
                     inside(backend.actuator.namespace, lambda: restorer.restore(seen))
-            forget(work, "before", "netns", "file")
+            forget(work, "before", *NOTED)
         backend.away.discard(self.device)
 
     def _fetch(self, backend: "NicBackend", work: Work, before: Before) -> None:

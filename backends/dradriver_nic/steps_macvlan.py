@@ -12,7 +12,7 @@ from dradriver_nic.actuate import shaping
 from dradriver_nic.actuate.actuator import holder_of
 from dradriver_nic.actuate.found import Seen, Which, by_index, find, links_in, named
 from dradriver_nic.actuate.inpod import PodLink, configure, deconfigure
-from dradriver_nic.actuate.podspace import PodSpace, pod_of_facts, pod_with_links
+from dradriver_nic.actuate.podspace import NOTED, PodSpace, pod_of_facts, pod_with_links
 from dradriver_nic.actuate.rtnl import (
     NLM_F_CREATE,
     NLM_F_EXCL,
@@ -193,9 +193,8 @@ class AddMacvlan(HostStep["NicBackend"]):
                 card = find(home, self.which)
                 if card is None:
                     raise BackendError(f"{self.device}: its network interface is not on the host")
-                if work.facts.get("netns") != pod.number:
-                    facts = {"netns": pod.number, "file": work.netns, "card": card.index, "link": None}
-                    work.record(facts)
+                if not pod.is_noted(work.facts):
+                    work.record({**pod.noted(work.netns), "card": card.index, "link": None})
                 inside(pod.path, lambda: self._in_pod(work, home, card, pod))
 
     def _in_pod(self, work: Work, home: Rtnl, card: Seen, pod: PodSpace) -> None:
@@ -271,7 +270,7 @@ class AddMacvlan(HostStep["NicBackend"]):
         if first is None:
             return
         with first, first.rtnl() as rtnl:
-            if first.number != pod.number and self._found(rtnl, work):
+            if not pod.is_noted(work.facts) and self._found(rtnl, work):
                 raise BackendError(
                     f"{self.device}: another pod that uses the claim has its share: one pod at a time can have it"
                 )
@@ -285,7 +284,7 @@ class AddMacvlan(HostStep["NicBackend"]):
                     rtnl.change(m.RTM_DELLINK, m.link(seen.index))
                 deconfigure(rtnl, self.wanted)
         if work.facts.get("netns"):
-            forget(work, "netns", "file", "card", "link")
+            forget(work, *NOTED, "card", "link")
 
     def observe(self, backend: "NicBackend", work: Work) -> Observed:
         """Look for it in the pod. What became of it there, its name or whether it is up, is the pod's own affair."""

@@ -8,7 +8,7 @@ import msgspec
 
 from dradriver.backend import BackendError, HostStep, Observed, Phase, TransientError, UnavailableError, Work
 from dradriver.host import PCI_DIR
-from dradriver_nic.actuate.podspace import PodSpace, pod_of, pod_of_facts
+from dradriver_nic.actuate.podspace import NOTED, PodSpace, pod_of, pod_of_facts
 from dradriver_nic.actuate.rdmanl import RdmaNetlink, RdmaSeen
 from dradriver_nic.actuate.rtnl import telling, why
 from dradriver_nic.away import Moved
@@ -77,8 +77,7 @@ class MoveRdma(HostStep["NicBackend"]):
         work.record(
             {
                 "moved": [[number, msgspec.to_builtins(device)] for number, device in known.items()],
-                "netns": pod.number,
-                "file": work.netns,
+                **pod.noted(work.netns),
             }
         )
         self._note(backend, work)
@@ -105,7 +104,7 @@ class MoveRdma(HostStep["NicBackend"]):
                 if missing and backend.host.list_dir(f"{PCI_DIR}/{self.address}/infiniband_verbs"):
                     raise TransientError(f"{self._what} has not come back yet")
         if work.facts.get("moved"):
-            forget(work, "moved", "netns", "file")
+            forget(work, "moved", *NOTED)
         moved = backend.away.moved.get(self.device)
         if moved and moved.link:
             backend.away.add(self.device, replace(moved, rdma=()))

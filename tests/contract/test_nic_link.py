@@ -1,11 +1,11 @@
 """A network interface in a pod and back, in real network namespaces: a veth end is the card, `ip` says what is true."""
 
+import contextlib
 import ctypes
 import os
 import platform
 import re
 import struct
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ from dradriver_nic.actuate.features import Features
 from dradriver_nic.actuate.rtnl import Rtnl
 from dradriver_nic.netlink import attribute
 from dradriver_nic.netns import inside
-from netns import Namespace, namespace, needs_namespaces, supports
+from netns import Namespace, namespace, needs_namespaces, process_in, supports
 from netstate import assert_same, state_of
 from nicclaims import Life, backend_on, busy_card, claimed, link_of, new_namespace
 from traffic import reaches
@@ -211,23 +211,12 @@ def test_the_namespace_is_removed_while_a_process_is_still_in_it(
 ) -> None:
     """Force: the file is gone, and with it what the runtime knows; the process is found."""
     before = state_of(host)
-    with namespace() as gone:
-        life = claimed(backend, CARD, config=CONFIG).prepare().start(gone)
-        holding = process_in(gone)
-    try:
+    with contextlib.ExitStack() as holding:
+        with namespace() as gone:
+            life = claimed(backend, CARD, config=CONFIG).prepare().start(gone)
+            holding.enter_context(process_in(gone))
         life.stop()
         assert_same(host, before)
-    finally:
-        holding.kill()
-        holding.wait()
-
-
-def process_in(space: Namespace) -> "subprocess.Popen[bytes]":
-    """Start a process that stays in a namespace."""
-    process = subprocess.Popen(["nsenter", f"--net={space.path}", "sleep", "60"])
-    wanted = space.path.stat().st_ino
-    until(lambda: Path(f"/proc/{process.pid}/ns/net").stat().st_ino == wanted)
-    return process
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -15,7 +15,7 @@ from dradriver_nic.netns import inside
 from dradriver_nic.steps_macvlan import ShareCard
 from dradriver_nic.steps_vf import CreateVFs
 from hosttree import HostTree
-from netns import Namespace, namespace, needs_namespaces
+from netns import Namespace, namespace, needs_namespaces, process_in
 from netstate import assert_same, state_of
 from nicclaims import backend_on, cable, claimed, link_of, needs_shares, new_namespace
 from nicnode import options_of
@@ -253,6 +253,25 @@ def test_a_namespace_that_is_gone_takes_the_link_along(
         life = claimed(backend, CARD, config=CONFIG).prepare().start(gone)
     life.restarted(backend_on(host, tmp_path, mode="shares")).unprepare()
     assert_same(host, before)
+
+
+@pytest.mark.parametrize("found", ["by its file", "by a process"])
+def test_a_pod_whose_namespace_has_the_number_of_one_that_is_gone_keeps_its_share(
+    backend: NicBackend, host: Namespace, tmp_path: Path, other: Namespace, found: str
+) -> None:
+    """The kernel gives the number to the next namespace that is made."""
+    with namespace() as gone:
+        life = claimed(backend, CARD, config=CONFIG).prepare().start(gone)
+    host.run(f"link add link card0 name fabric0 netns {other.path} type macvlan mode bridge")
+    before = state_of(other)
+    for facts in life.facts:
+        if facts.get("netns"):
+            facts |= {"netns": other.path.stat().st_ino, "file": str(other.path) if "file" in found else ""}
+    life = life.restarted(backend_on(host, tmp_path, mode="shares"))
+    with process_in(other):
+        assert life.observe()[1] is Observed.UNDONE
+        life.unprepare()
+    assert_same(other, before)
 
 
 def test_a_pod_that_renamed_its_link_leaves_none(

@@ -1,22 +1,35 @@
-"""The network namespaces of pods: opened once, told apart by number, and found again where their file is gone."""
+"""The network namespaces of pods: opened once, told apart, and found again where their file is gone.
 
+The number of a namespace's file goes to the next namespace as soon as it is gone, so that another pod soon has it. Its
+cookie (SO_NETNS_COOKIE, since Linux 5.14) goes to no other one until the reboot.
+"""
+
+import errno
 import fcntl
+import functools
 import os
-from collections.abc import Iterable, Iterator
+import socket
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from dradriver.backend import BackendError, Work
 from dradriver.host import Host
 from dradriver.model import shown
 from dradriver_nic.actuate.rtnl import Rtnl
-from dradriver_nic.netns import CLONE_NEWNET
+from dradriver_nic.netns import CLONE_NEWNET, inside
 
 _OWN = Path("/proc/thread-self/ns/net")
 
 _NS_GET_NSTYPE = 0xB703
 """ioctl_ns(2): what kind of namespace a file is of; what is no such file does not know the question."""
+
+_SO_NETNS_COOKIE = 71
+
+NOTED = ("netns", "cookie", "file")
+"""The facts by which a step finds the namespace again that it moved something to."""
 
 
 class PodSpace:
@@ -31,6 +44,20 @@ class PodSpace:
     def path(self) -> Path:
         """A file of the namespace for this process."""
         return Path(f"/proc/self/fd/{self.fd}")
+
+    @functools.cached_property
+    def cookie(self) -> int:
+        """What no other network namespace has or had since the reboot; 0 where there is none. Raises OSError."""
+        return inside(self.path, _own_cookie) if self.is_network else 0
+
+    def noted(self, file: str) -> dict[str, Any]:
+        """Return the facts by which it is found again; `file` is where it may be. Raises OSError."""
+        return dict(zip(NOTED, (self.number, self.cookie, file), strict=True))
+
+    def is_noted(self, facts: Mapping[str, Any]) -> bool:
+        """Return whether it is the one that a step noted. Raises OSError."""
+        number, cookie = (int(facts.get(name) or 0) for name in NOTED[:2])
+        return self.number == number and (not cookie or self.cookie == cookie)
 
     @property
     def is_network(self) -> bool:
@@ -86,34 +113,37 @@ def number_of(namespace: Path | None) -> int:
 
 
 def pod_of_facts(work: Work, host: Host) -> PodSpace | None:
-    """Return the namespace that a step moved something to, by the facts `netns` and `file`, where it still lives.
+    """Return the namespace that a step moved something to, by what it noted, where it still lives and can be reached.
 
-    After a reboot it does not, whichever one has its number then.
+    After a reboot it does not, whichever one has its number then. Where its file is gone, a process may still be in it:
+    those that this daemon sees are looked through (all of the host's where it shares their process ids), unless the
+    kernel has no cookies, by which it would be known among them. Raises OSError where it cannot be looked at.
     """
-    if work.rebooted:
+    if work.rebooted or not work.facts.get("netns"):
         return None
-    number = int(work.facts.get("netns") or 0)
-    return living(number, [work.netns, str(work.facts.get("file") or "")], host)
-
-
-def living(number: int, files: Iterable[str], host: Host) -> PodSpace | None:
-    """Return the namespace with that number where it still lives and can be reached; else None.
-
-    files   where it may be found. Where none of them is it, a process may still be in it: those that this daemon sees
-            are looked through (all of the host's where it shares their process ids).
-    """
-    if not number:
-        return None
-    for file in (*(file for file in files if file), *_processes(host)):
+    files = [file for file in (work.netns, str(work.facts.get("file") or "")) if file]
+    for file in (*files, *(_processes(host) if work.facts.get("cookie") else ())):
         try:
-            if os.stat(file).st_ino == number:  # noqa: PTH116 - a link of procfs, which a Path would read by name
-                space = PodSpace(file)
-                if space.number == number:
-                    return space
-                space.close()
+            if os.stat(file).st_ino != work.facts["netns"]:  # noqa: PTH116 - a Path would read a link of procfs by name
+                continue
+            space = PodSpace(file)
         except OSError:
             continue
+        if space.is_noted(work.facts):
+            return space
+        space.close()
     return None
+
+
+def _own_cookie() -> int:
+    """Return the cookie of the calling thread's network namespace; 0 where the kernel has none. Raises OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as opened:
+        try:
+            return int.from_bytes(opened.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8), sys.byteorder)
+        except OSError as error:
+            if error.errno == errno.ENOPROTOOPT:
+                return 0
+            raise
 
 
 def _processes(host: Host) -> Iterator[str]:
