@@ -138,7 +138,7 @@ def test_a_file_that_cannot_grow_at_any_point_is_a_clear_error(
     """The same without root: the process may not write beyond a size."""
     bench = Bench(root, of, process)
     failed = 0
-    for pages in range(1, 100) if everything else some(range(1, 100), 6):
+    for pages in range(1, 100) if everything else some(range(1, 100), 3):
         bench.put_back(bench.fresh)
         assert bench.run(of.work, file_limit=pages * PAGE)[0] == 0
         told = [answer for _, *key, answer in bench.told() if tuple(key) not in of.doomed]
@@ -274,7 +274,7 @@ def test_after_a_reboot_nothing_counts_as_prepared(
     bench = Bench(root, of, process)
     _, passed = bench.run(of.work)
     points = range(1, len(passed) + 1)
-    for fatal in points if everything else some(points, 6):
+    for fatal in points if everything else some(points, 3):
         bench.put_back(bench.fresh)
         bench.run(of.work, fatal=fatal)
         reboot(bench.node.host_root)
@@ -300,7 +300,7 @@ def test_jumps_of_the_clock_change_nothing(
     assert bench.told() == told
     bench.check(jumping)
     points = range(1, len(passed) + 1)
-    for fatal in points if everything else some(points, 6):
+    for fatal in points if everything else some(points, 3):
         bench.put_back(bench.fresh)
         bench.run(jumping, fatal=fatal)
         bench.check(jumping)

@@ -140,7 +140,7 @@ def test_every_largest_set_is_prepared_by_one_claim(board: Board, everything: bo
     with fake_gpu(board) as machine:
         largest = [chosen for chosen, full in Counters(machine).sets() if full]
         assert len(largest) == (18 if board.board == "A30" else 240)
-        for number, chosen in enumerate(largest):
+        for number, chosen in enumerate(largest if everything else largest[::3]):
             claim = machine.claim(f"set-{number}", *(device.name for device in chosen))
             answer = machine.prepare(claim)
             assert not isinstance(answer, str), (answer, [device.name for device in chosen])
