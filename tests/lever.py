@@ -71,9 +71,10 @@ class LeverOptions(Strict, frozen=True, kw_only=True):
 
 
 class LeverConfig(ClaimConfig, frozen=True, kw_only=True):
-    """`steps` parts are pulled for each lever; `cogs` names things below the levers that the claim holds."""
+    """`steps` parts are pulled for each lever, also after they fell where `mends`; `cogs` names things below levers."""
 
     steps: int = 1
+    mends: bool = False
     note: str = ""
     cogs: tuple[str, ...] = ()
 
@@ -143,11 +144,18 @@ class Pull(HostStep["LeverBackend"]):
         return Observed.DONE if file.exists() and file.read_text() == self.claim else Observed.UNDONE
 
 
+@dataclass(frozen=True)
+class Lean(Pull):
+    """The same of what may fall by itself."""
+
+    mends: ClassVar[bool] = True
+
+
 class LeverBackend(Backend[tuple[str, ...], LeverOptions]):
     kind = "lever"
     options_type = LeverOptions
     config_types: ClassVar[tuple[type[ClaimConfig], ...]] = (LeverConfig,)
-    step_types = (Pull,)
+    step_types = (Pull, Lean)
 
     def __init__(self, host: Host, options: LeverOptions) -> None:
         super().__init__(host, options)
@@ -210,7 +218,8 @@ class LeverBackend(Backend[tuple[str, ...], LeverOptions]):
             devices.append(PlannedDevice(requested.allocated, edits, {"note": config.note}))
             names = [f"{lever}-part-{n}" if n else lever for n in range(config.steps)]
             if not requested.allocated.admin and not lever.startswith("tank-"):
-                steps += [Pull(name, request.claim.uid) for name in names]
+                kind = Lean if config.mends else Pull
+                steps += [kind(name, request.claim.uid) for name in names]
             cogs += config.cogs
         return Plan(tuple(devices), tuple(steps), frozenset(cogs))
 

@@ -21,7 +21,7 @@ from dradriver_gpu.health import HealthBook
 from dradriver_gpu.hotplug import BusWatch
 from dradriver_gpu.inventory import GPUInventory
 from dradriver_gpu.library import module_number
-from dradriver_gpu.mps import ControlDaemons, KeptMps, Mps, Process, Systemd
+from dradriver_gpu.mps import ControlDaemons, KeptMps, Mps, MpsWatch, Process, Systemd
 from dradriver_gpu.nvml import NVML
 from dradriver_gpu.options import GpuOptions
 from dradriver_gpu.owned import Owned
@@ -76,6 +76,7 @@ class GpuBackend(Backend[GPUInventory, GpuOptions]):
             name: Mps(host, options.run_directory, options.driver_root, self.tools, launcher)
             for name, launcher in launchers.items()
         }
+        self.mps_watch = MpsWatch()
         self.vfio = Vfio(host)
         self.editor = ContainerEditor(host, options.driver_root, options.driver_capabilities)
         self._prober = Prober(host, self.nvml, options.driver_root, self.owned)
@@ -88,7 +89,7 @@ class GpuBackend(Backend[GPUInventory, GpuOptions]):
 
     def _read(self) -> GPUInventory:
         self.health.see_module(module_number(self.host))
-        inventory = self._prober.probe()
+        inventory = replace(self._prober.probe(), mps_ends=self.mps_watch.ends)
         trouble = self._kept.trouble() if self.options.mps_launcher == "pod" else ""
         return replace(inventory, notes=(*inventory.notes, trouble)) if trouble else inventory
 
@@ -101,8 +102,8 @@ class GpuBackend(Backend[GPUInventory, GpuOptions]):
         return self.editor.base(inventory.driver)
 
     def behind(self, inventory: GPUInventory) -> object:
-        """Compare by which numbers containers get the GPUs and what stands of MIG."""
-        return tuple(
+        """Compare by which numbers containers get the GPUs, what stands of MIG, and whether more daemons have ended."""
+        numbers = [
             (
                 gpu.address,
                 gpu.uuid,
@@ -110,7 +111,8 @@ class GpuBackend(Backend[GPUInventory, GpuOptions]):
                 tuple((one.id, tuple(compute.id for compute in one.compute)) for one in gpu.instances),
             )
             for gpu in inventory.gpus
-        )
+        ]
+        return numbers, inventory.mps_ends
 
     def strayed(self, device: str, edits: ContainerEdits, inventory: GPUInventory) -> str:
         """Compare the minor numbers of a claim's GPU with those of the others."""
@@ -146,6 +148,7 @@ class GpuBackend(Backend[GPUInventory, GpuOptions]):
             lambda over: self._watch_bus(over, changed),
             lambda over: self._watch_events(over, changed),
             lambda over: self.owned.watch(over, changed),
+            lambda over: self.mps_watch.run(over, changed),
         )
 
     def _watch_events(self, stop: threading.Event, changed: Callable[[str], None]) -> None:

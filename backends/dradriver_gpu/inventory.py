@@ -255,6 +255,7 @@ class GPUInventory:
     """The driver and all GPUs, by address.
 
     ailments   what is wrong with the GPUs, by events and by what they answer
+    mps_ends   how many MPS control daemons of claims have ended by themselves so far
     notes      what was odd, and how it was taken
     warnings   what somebody should mend
     """
@@ -262,6 +263,7 @@ class GPUInventory:
     driver: Driver
     gpus: tuple[GPU, ...] = ()
     ailments: tuple[Ailment, ...] = ()
+    mps_ends: int = 0
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 

@@ -3,7 +3,7 @@
 import logging
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pynvml
 
@@ -182,6 +182,8 @@ class RunMps(HostStep["GpuBackend"]):
     user: int = -1
     shared: bool = False
 
+    mends: ClassVar[bool] = True
+
     def describe(self) -> str:
         """Return what is done, for people."""
         part = self.uuid or (f"memory slice {self.start} of " if self.start >= 0 else "")
@@ -208,6 +210,7 @@ class RunMps(HostStep["GpuBackend"]):
             read=lambda: None,
             change=lambda _: mps.start(self.name, devices, limits, self.user, work.stop),
         )
+        backend.mps_watch.add(self.name, mps)
 
     def _mps(self, backend: "GpuBackend") -> ControlDaemons:
         mps = backend.mps.get(self.launcher)
@@ -233,6 +236,7 @@ class RunMps(HostStep["GpuBackend"]):
         """End it, where this was the last claim that used it. None outlives a reboot, nor do its directories."""
 
         def end(_: Any) -> bool:
+            backend.mps_watch.discard(self.name)
             if not work.rebooted:
                 self._mps(backend).end(self.name)
             return True
@@ -248,6 +252,13 @@ class RunMps(HostStep["GpuBackend"]):
         if held and runs:
             return Observed.DONE
         return Observed.PARTIAL if held or runs else Observed.UNDONE
+
+    def recall(self, backend: "GpuBackend", work: Work) -> bool:
+        """Have the daemon looked at: no probe shows whether it runs."""
+        mps = backend.mps.get(self.launcher)
+        if mps:
+            backend.mps_watch.add(self.name, mps)
+        return False
 
 
 def uuid_of(backend: "GpuBackend", name: str) -> str:

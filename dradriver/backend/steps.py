@@ -76,6 +76,13 @@ class HostStep(Step[B]):
 
     phase: ClassVar[Phase] = Phase.PREPARE
 
+    mends: ClassVar[bool] = False
+    """Whether what was made in phase prepare may end by itself, and `apply` makes it again beneath running containers.
+
+    It is then made again once that is seen (`Backend.behind`). A claim that lost anything else is undone at the next
+    start or Prepare.
+    """
+
     @abstractmethod
     def apply(self, backend: B, work: Work) -> None:
         """Make the change. Raises TransientError to be called again, any other error to be rolled back."""

@@ -139,7 +139,7 @@ class Engine:
             lifecycle=self._lifecycle,
             unsettled=self._unsettled.add,
         )
-        self.refresher = Refresher(journal, self._locks, self._lifecycle, boot)
+        self.refresher = Refresher(journal, self._locks, self._lifecycle, self._runner, boot)
         self._recovery = Recovery(
             pools,
             journal,

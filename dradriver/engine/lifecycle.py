@@ -168,6 +168,29 @@ class Lifecycle:
             for n in progress.of(Phase.SANDBOX)
         )
 
+    def mend(self, progress: Progress, deadline: float) -> None:
+        """Do again what ended by itself of a prepared claim, beneath its containers. Raises where that fails."""
+        for n in progress.of(Phase.PREPARE):
+            if self._runner.mends(progress, n):
+                self._stands(progress, n, deadline)
+
+    def _stands(self, progress: Progress, n: int, deadline: float) -> bool:
+        """Return whether a step is done, if need be after it was done again."""
+        if self._runner.call(progress, n, deadline, "observe") is Observed.DONE:
+            return True
+        if not self._runner.mends(progress, n):
+            return False
+        record = progress.record
+        log.warning(
+            "claim %s of %s: it ended by itself, and is done again: %s",
+            record.ref,
+            record.driver,
+            record.steps[n].text,
+        )
+        self._patiently(progress, n, deadline, "apply")
+        progress.record = progress.changed()
+        return True
+
     def repeat(self, record: Record) -> Record:
         """Write the CDI file of a prepared claim anew.
 
@@ -228,7 +251,8 @@ class Lifecycle:
 
         A prepared claim whose steps of phase sandbox are not all done, or whose sandbox `is_gone`, leaves the sandbox.
 
-        Wholly prepared is what the journal says so of, and of which every step is observed done. A claim that was cut
+        Wholly prepared is what the journal says so of, and of which every step is observed done; what ended by itself,
+        and can be done again beneath containers, is done again. A claim that was cut
         off before is undone even where its steps seem done: what they found out may be lost, and nobody was told of it.
         So are claims of an earlier boot: after a reboot nothing counts as prepared. Raises where the hardware cannot be
         looked at, and then leaves the claim as it is.
@@ -245,10 +269,7 @@ class Lifecycle:
         return None
 
     def _is_whole(self, progress: Progress, deadline: float) -> bool:
-        return all(
-            self._runner.call(progress, n, deadline, "observe") is Observed.DONE
-            for n in progress.of(Phase.PREPARE)
-        )
+        return all(self._stands(progress, n, deadline) for n in progress.of(Phase.PREPARE))
 
     def _settle_sandbox(
         self, progress: Progress, deadline: float, is_gone: Callable[[SandboxRecord], bool]

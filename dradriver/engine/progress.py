@@ -10,7 +10,7 @@ from dradriver.engine.journal import Journal
 from dradriver.engine.lanes import HungError
 from dradriver.engine.locks import Key
 from dradriver.engine.namespaces import Namespaces
-from dradriver.engine.pools import Pools
+from dradriver.engine.pools import Pool, Pools
 from dradriver.engine.records import Record, StepState, restore_step
 
 
@@ -60,13 +60,7 @@ class StepRunner:
 
         Raises HungError at `deadline` (time.monotonic() seconds), and what the step raises.
         """
-        stored = progress.record.steps[n]
-        pool = self._pools.of_kind(stored.backend)
-        if pool is None or pool.driver != progress.record.driver:
-            raise UnavailableError(f"backend {stored.backend} is not configured for {progress.record.driver}")
-        step = restore_step(pool.backend, stored)
-        if not isinstance(step, HostStep):
-            raise UnavailableError(f"step {stored.type} is not executed on the host")
+        pool, step = self._restored(progress, n)
 
         def keep(facts: Mapping[str, Any]) -> None:
             progress.facts[n].update(facts)
@@ -77,7 +71,9 @@ class StepRunner:
         work = Work(progress.facts[n], keep, stop, netns, rebooted=progress.record.predates(self._boot))
         try:
             return pool.lane.call(
-                lambda: getattr(step, verb)(pool.backend, work), deadline, f"{verb} {stored.text}"
+                lambda: getattr(step, verb)(pool.backend, work),
+                deadline,
+                f"{verb} {progress.record.steps[n].text}",
             )
         except HungError as error:
             stop.set()
@@ -86,6 +82,20 @@ class StepRunner:
         finally:
             with self._guard:
                 self._stops.discard(stop)
+
+    def mends(self, progress: Progress, n: int) -> bool:
+        """Return whether a step of a prepared claim can be applied again where it ended by itself."""
+        return self._restored(progress, n)[1].mends
+
+    def _restored(self, progress: Progress, n: int) -> tuple[Pool, HostStep[Any]]:
+        stored = progress.record.steps[n]
+        pool = self._pools.of_kind(stored.backend)
+        if pool is None or pool.driver != progress.record.driver:
+            raise UnavailableError(f"backend {stored.backend} is not configured for {progress.record.driver}")
+        step = restore_step(pool.backend, stored)
+        if not isinstance(step, HostStep):
+            raise UnavailableError(f"step {stored.type} is not executed on the host")
+        return pool, step
 
     def _new_stop(self) -> threading.Event:
         stop = threading.Event()

@@ -1,4 +1,4 @@
-"""The CDI files of prepared claims, kept as the hardware is.
+"""Prepared claims, kept as the hardware is: their CDI files, and what ends by itself.
 
 A container that ends is started again in place, without a Prepare: by then its driver may be another one, with other
 libraries and other device numbers, by which it would get nothing, or somebody else's device.
@@ -15,6 +15,7 @@ from dradriver.engine.journal import Journal, JournalError
 from dradriver.engine.lifecycle import Lifecycle
 from dradriver.engine.locks import Key, Locks
 from dradriver.engine.pools import Pool
+from dradriver.engine.progress import Progress, StepRunner
 from dradriver.engine.records import State
 from dradriver.model import shown
 from dradriver_cdi import CDIError
@@ -28,12 +29,15 @@ _EXPECTED = (BackendError, CDIError, ClaimError, JournalError, OSError)
 
 
 class Refresher:
-    """Writes the files of a pool's prepared claims anew after what is seen of its hardware changed."""
+    """Brings a pool's prepared claims up to date after what is seen of its hardware changed."""
 
-    def __init__(self, journal: Journal, locks: Locks, lifecycle: Lifecycle, boot: str) -> None:
+    def __init__(
+        self, journal: Journal, locks: Locks, lifecycle: Lifecycle, runner: StepRunner, boot: str
+    ) -> None:
         self._journal = journal
         self._locks = locks
         self._lifecycle = lifecycle
+        self._runner = runner
         self._boot = boot
         self._guard = threading.Lock()
         self._due: set[tuple[str, str]] = set()
@@ -41,7 +45,7 @@ class Refresher:
         self._told: dict[Key, str] = {}
 
     def request(self, pool: Pool) -> None:
-        """Have the files of the claims with devices of a pool looked at soon."""
+        """Have the claims with devices of a pool looked at soon."""
         with self._guard:
             self._due.add((pool.driver, pool.backend.kind))
             self._some.set()
@@ -74,7 +78,7 @@ class Refresher:
                 if (of, state) == (driver, State.PREPARED.value)
             ]
         except JournalError as error:
-            log.warning("the CDI files of %s are not compared with the hardware: %s", driver, error)
+            log.warning("the claims of %s are not compared with the hardware: %s", driver, error)
             return False
         done = True
         for key in keys:
@@ -91,17 +95,18 @@ class Refresher:
         return done
 
     def _say(self, key: Key, text: str) -> None:
-        """Log why a file is not refreshed, once."""
+        """Log why a claim is not refreshed, once."""
         if self._told.get(key) != text:
-            log.warning(
-                "the CDI file of claim %s of %s is not refreshed: %s", key[1], key[0], shown(text, 500)
-            )
+            log.warning("claim %s of %s is not refreshed: %s", key[1], key[0], shown(text, 500))
         self._told[key] = text
 
     def _refresh(self, key: Key, kind: str) -> None:
         with self._locks.held(key, time.monotonic() + CLAIM_SECONDS):
+            self._runner.refuse_hung(key)
             record = self._journal.get(*key)
             if record is None or record.state is not State.PREPARED or record.predates(self._boot):
                 return
             if any(device.backend == kind for device in record.devices):
-                self._lifecycle.repeat(record)
+                progress = Progress(record)
+                self._lifecycle.mend(progress, time.monotonic() + CLAIM_SECONDS)
+                self._lifecycle.repeat(progress.record)

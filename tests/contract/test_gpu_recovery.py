@@ -290,7 +290,8 @@ def test_random_work_and_crashes_leave_nvml_as_it_was(root: Path, process: Worke
         claims[f"c{number}"] = {"devices": chosen, "config": config}
     bench = Bench(root, node, process, options, claims, strangers=[(1, 9, 4), (6, 14, 2)])
     cut_off = served = 0
-    for _ in range(1000 if everything else 20):
+    lives = 1000 if everything else 20
+    for _ in range(lives):
         prepared: list[str] = []
         rounds = dice.choice([1, 2, 3])
         for number in range(rounds):
@@ -311,5 +312,5 @@ def test_random_work_and_crashes_leave_nvml_as_it_was(root: Path, process: Worke
                     made.undone(*map(ref, prepared))
                     assert made.journal.records() == []
         assert bench.gpus.stub.state() == bench.before
-    assert cut_off > 20
-    assert served > 50
+    assert cut_off > lives // 3
+    assert served > lives

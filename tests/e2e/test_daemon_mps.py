@@ -1,6 +1,7 @@
 """A claim with MPS through the life of its node: a real daemon, a real keeper, and the kubelet's calls."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pynvml
@@ -53,6 +54,11 @@ backends: {{gpu: {{mpsLauncher: pod}}}}
         with daemons.kubelet(self.node) as kubelet:
             return kubelet.unprepare(DRIVER, [claim])[claim.uid] or ""
 
+    def next_control(self, last: int) -> int:
+        """Wait until another control daemon runs than the last one; return its process."""
+        (found,) = eventually(lambda: set(self.tools.daemons()) - {last}, "the next one runs")
+        return found
+
     @property
     def mode(self) -> int:
         return self.gpus.stub.state()[0].compute_mode
@@ -100,6 +106,43 @@ def test_a_control_daemon_outlives_a_killed_driver_and_a_killed_keeper(scene: Sc
     assert scene.mode == pynvml.NVML_COMPUTEMODE_DEFAULT
     left = [path.name for path in (scene.gpus.directory / RUN).iterdir()]
     assert sorted(left) == ["keeper.lock", "keeper.sock"]
+
+
+def test_a_control_daemon_that_dies_runs_again_beneath_its_containers(scene: Scene) -> None:
+    keeper = scene.keepers.start()
+    scene.start()
+    scene.node.ready(1)
+    claim = scene.claim()
+    assert scene.prepare(claim) == ""
+    (control,) = scene.tools.daemons()
+    (pipe,) = (scene.gpus.directory / RUN).glob("*/pipe")
+    seen_by_containers = pipe.stat().st_ino
+
+    os.kill(control, signal.SIGKILL)
+    second = scene.next_control(control)
+    assert pipe.stat().st_ino == seen_by_containers
+    assert "has ended by itself" in scene.node.log()
+
+    # As a pod ends, with all that runs in it.
+    scene.keepers.kill(keeper)
+    os.kill(second, signal.SIGKILL)
+    eventually(lambda: "no keeper of MPS control daemons listens" in scene.node.log(), "it is tried")
+    scene.keepers.start()
+    third = scene.next_control(second)
+
+    scene.node.processes[-1].kill()
+    scene.node.processes[-1].wait()
+    os.kill(third, signal.SIGKILL)
+    scene.start()
+    eventually(lambda: scene.node.log().count("active on node") == 2, "the next daemon is active")
+    fourth = scene.next_control(third)
+    assert pipe.stat().st_ino == seen_by_containers
+    assert "undone" not in scene.node.log()
+    assert scene.prepare(claim) == ""
+    assert scene.tools.daemons() == [fourth]
+    assert scene.unprepare(claim) == ""
+    assert not runs(fourth)
+    assert scene.mode == pynvml.NVML_COMPUTEMODE_DEFAULT
 
 
 def test_a_control_daemon_outlives_an_update_of_the_driver(scene: Scene) -> None:

@@ -77,6 +77,36 @@ def test_a_claim_that_was_cut_off_is_undone(node: Node, pulled: int) -> None:
         assert (again.prepared, again.pulled, again.specs) == (set(), {}, {})
 
 
+@pytest.mark.parametrize("mends", [True, False])
+def test_what_ended_by_itself_is_done_again_where_that_can_be(node: Node, mends: bool) -> None:
+    """Beneath the containers of a prepared claim, by whoever starts next; a claim that lost anything else is undone."""
+    ref = node.claim("a", "lever-0", config=(config(lever_config(steps=3, mends=mends)),))
+    answer, pulled = node.prepare(ref), node.pulled
+    (node.hardware / "pulled-lever-0-part-1").unlink()
+    with restarted(node) as again:
+        assert again.prepared == ({"uid-a"} if mends else set())
+        assert again.pulled == (pulled if mends else {})
+        assert [verb for verb, _ in again.backend.log] == (["apply"] if mends else ["revert"] * 3)
+        assert again.prepare(ref) == answer
+        again.check_whole()
+        assert again.unprepare(ref) is None
+        assert again.pulled == {}
+
+
+def test_what_ended_by_itself_and_cannot_be_done_again_now_is_tried_until_it_can(node: Node) -> None:
+    ref = node.claim("a", "lever-0", config=(config(lever_config(mends=True)),))
+    answer, specs, pulled = node.prepare(ref), node.specs, node.pulled
+    (node.hardware / "pulled-lever-0").unlink()
+    stuck = node.fault("lever-0.fail")
+    with restarted(node) as again:
+        assert (again.prepared, again.specs) == ({"uid-a"}, specs)
+        stuck.unlink()
+        with settling(again):
+            eventually(lambda: again.pulled == pulled)
+        assert again.prepare(ref) == answer
+        again.check_whole()
+
+
 def test_a_claim_waits_while_the_hardware_cannot_be_read(node: Node) -> None:
     kept, cut = node.claim("a", "lever-0"), node.claim("b", "lever-1", config=THREE)
     answer = node.prepare(kept)

@@ -25,6 +25,8 @@ NAME = r"[a-z0-9][a-z0-9-]{0,78}[a-z0-9]"
 
 _NAME = re.compile(NAME)
 
+_CUDA_SHM = "cuda.shm*"
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -201,24 +203,25 @@ class Mps(ControlDaemons):
         self.remove(name)
 
     def _make(self, name: str) -> None:
-        """Make its directories anew: what a daemon that died left there would be in the way.
+        """Make its directories, without what a daemon that died left there, which would be in the way.
 
-        The server that a control daemon starts runs as the user of its first client, and writes there too.
+        They stay the same directories: containers that run have them. Of /dev/shm only what CUDA put there is removed,
+        since it is theirs too. The server that a control daemon starts runs as the user of its first client, and writes
+        there too.
         """
         try:
             make_directory(self.host, self.directory)
             home = self.real(self.home(name))
             home.mkdir(exist_ok=True)
             home.chmod(0o755)
-            for path in (self.pipe(name), self._log(name), self.shm(name)):
+            for path, left in ((self.pipe(name), "*"), (self._log(name), "*"), (self.shm(name), _CUDA_SHM)):
                 directory = self.real(path)
                 if directory.is_symlink():
                     directory.unlink()
-                elif directory.exists():
-                    shutil.rmtree(directory)
                 directory.parent.mkdir(exist_ok=True)
-                directory.mkdir()
+                directory.mkdir(exist_ok=True)
                 directory.chmod(0o1777)
+                _clear(directory, left)
         except OSError as error:
             raise BackendError(f"{error.filename}: {error.strerror} (option runDirectory)") from None
 
@@ -281,6 +284,15 @@ class Mps(ControlDaemons):
         return self._tools.run(
             MPS_CONTROL, commands=(line,), environment=environment, seconds=COMMAND_SECONDS
         )
+
+
+def _clear(directory: Path, pattern: str) -> None:
+    """Remove what is called so in a directory, in which others may do as they like meanwhile. Raises OSError."""
+    for entry in [*directory.glob(pattern)]:
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink(missing_ok=True)
 
 
 def make_directory(host: Host, directory: str) -> Path:
