@@ -16,6 +16,7 @@ class CpuBackend(Backend[CpuInventory, CpuOptions]):
     """CPUs of this host, by NUMA node."""
 
     kind = "cpu"
+    serves = "CPUs"
     options_type = CpuOptions
     config_types = (CpuConfig,)
     step_types = (PinCPUs,)

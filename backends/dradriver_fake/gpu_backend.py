@@ -32,6 +32,7 @@ class FakeGpuBackend(FakeBackend[GPUInventory]):
     """GPUs of a fake node."""
 
     kind = "gpu"
+    serves = "GPUs"
     step_types: ClassVar[tuple[type[Step[Any]], ...]] = (CreatePartition, UseGPU)
 
     def gpu(self, name: str) -> GPUHardware:

@@ -30,6 +30,7 @@ class FakeNicBackend(FakeBackend[NICInventory]):
     """Network cards of a fake node."""
 
     kind = "nic"
+    serves = "network cards"
     step_types: ClassVar[tuple[type[Step[Any]], ...]] = (MoveNIC, AddLink)
 
     def nic(self, name: str) -> NICHardware:

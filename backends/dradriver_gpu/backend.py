@@ -50,6 +50,7 @@ class GpuBackend(Backend[GPUInventory, GpuOptions]):
     """
 
     kind = "gpu"
+    serves = "GPUs"
     options_type = GpuOptions
     config_types = (GpuConfig,)
     step_types = (

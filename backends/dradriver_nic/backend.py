@@ -28,6 +28,7 @@ class NicBackend(Backend[NicInventory, NicOptions]):
     """
 
     kind = "nic"
+    serves = "network cards"
     options_type = NicOptions
     config_types = (NicConfig,)
     step_types = STEP_TYPES

@@ -96,12 +96,14 @@ class Backend(ABC, Generic[I, O]):
     """One kind of hardware on this host: `Backend[its inventory, its options]`.
 
     kind           short lower-case name: the last part of the pool's name and the key in the configuration
+    serves         what people call its hardware, in the plural ("network cards"); the kind where it is empty
     options_type   what stands below `backends.<kind>` in the configuration
     config_types   the opaque claim configuration that its devices understand
     step_types     every step class that its plans may hold, so that the journal can be read back
     """
 
     kind: ClassVar[str]
+    serves: ClassVar[str] = ""
     options_type: ClassVar[type[Strict]] = NoOptions
     config_types: ClassVar[tuple[type[ClaimConfig], ...]] = ()
     step_types: ClassVar[tuple[type[Step[Any]], ...]] = ()

@@ -14,8 +14,6 @@ _ENABLE = (
     "containerd 2.0 and CRI-O 1.30 have NRI on; containerd 1.7 needs disable = false in "
     '[plugins."io.containerd.nri.v1.nri"] and a restart; in a pod mount the socket\'s directory'
 )
-_HARDWARE = {"cpu": "CPUs", "nic": "network cards"}
-"""What people call what a kind of backend serves, where that is not the kind."""
 
 
 def check_nri(
@@ -31,9 +29,11 @@ def check_nri(
     active     whether a daemon holds the lock; None where unknown
     backends   those in use: their claims may need the runtime
     """
-    steps = [(backend.kind, step.phase) for backend in backends for step in backend.step_types]
-    refused = _claims([kind for kind, phase in steps if phase is not Phase.PREPARE])
-    into_pods = _claims([kind for kind, phase in steps if phase is Phase.SANDBOX])
+    steps = [
+        (backend.serves or backend.kind, step.phase) for backend in backends for step in backend.step_types
+    ]
+    refused = _claims([hardware for hardware, phase in steps if phase is not Phase.PREPARE])
+    into_pods = _claims([hardware for hardware, phase in steps if phase is Phase.SANDBOX])
     if not runtime.join and not runtime.needed:
         alone = "not used: no container of a runtime uses what is prepared here"
         if not into_pods:
@@ -53,9 +53,9 @@ def check_nri(
     return unknown(_NAME, f"{runtime.socket} is there, and no daemon tells of it", "start the daemon")
 
 
-def _claims(kinds: Sequence[str]) -> str:
-    """Return what the claims for these kinds are called together; empty for no kinds."""
-    *most, last = [_HARDWARE.get(kind, kind) for kind in dict.fromkeys(kinds)] or [""]
+def _claims(hardware: Sequence[str]) -> str:
+    """Return what the claims for all this hardware are called together; empty for none."""
+    *most, last = [*dict.fromkeys(hardware)] or [""]
     return f"claims for {', '.join(most)}{' and ' if most else ''}{last}" if last else ""
 
 

@@ -56,8 +56,8 @@ backends: {{gpu: {{mpsLauncher: pod}}}}
 
     def next_control(self, last: int) -> int:
         """Wait until another control daemon runs than the last one; return its process."""
-        (found,) = eventually(lambda: set(self.tools.daemons()) - {last}, "the next one runs")
-        return found
+        found: set[int] = eventually(lambda: set(self.tools.daemons()) - {last}, "the next one runs")
+        return found.pop()
 
     @property
     def mode(self) -> int:

@@ -106,6 +106,7 @@ class ScratchBackend(Backend[tuple[Disk, ...], ScratchOptions]):
     """Scratch space on local disks."""
 
     kind = "scratch"
+    serves = "scratch directories"
     options_type = ScratchOptions
     config_types = (ScratchConfig,)
     step_types = (MakeDirectory,)
