@@ -50,6 +50,15 @@ backends: {{gpu: {{mpsLauncher: pod}}}}
             answer = kubelet.prepare(DRIVER, [claim])[claim.uid]
         return answer if isinstance(answer, str) else ""
 
+    def prepared(self, instance: str = "") -> tuple[ClaimRef, int]:
+        """Start a daemon that prepares a claim; return that, and the process of its control daemon."""
+        self.start(instance)
+        self.node.ready(1)
+        claim = self.claim()
+        assert self.prepare(claim) == ""
+        (control,) = self.tools.daemons()
+        return claim, control
+
     def unprepare(self, claim: ClaimRef) -> str:
         with daemons.kubelet(self.node) as kubelet:
             return kubelet.unprepare(DRIVER, [claim])[claim.uid] or ""
@@ -81,11 +90,7 @@ def scene() -> Iterator[Scene]:
 
 def test_a_control_daemon_outlives_a_killed_driver_and_a_killed_keeper(scene: Scene) -> None:
     keeper = scene.keepers.start()
-    scene.start()
-    scene.node.ready(1)
-    claim = scene.claim()
-    assert scene.prepare(claim) == ""
-    (control,) = scene.tools.daemons()
+    claim, control = scene.prepared()
     assert scene.mode == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
 
     scene.node.processes[-1].kill()
@@ -110,11 +115,7 @@ def test_a_control_daemon_outlives_a_killed_driver_and_a_killed_keeper(scene: Sc
 
 def test_a_control_daemon_that_dies_runs_again_beneath_its_containers(scene: Scene) -> None:
     keeper = scene.keepers.start()
-    scene.start()
-    scene.node.ready(1)
-    claim = scene.claim()
-    assert scene.prepare(claim) == ""
-    (control,) = scene.tools.daemons()
+    claim, control = scene.prepared()
     (pipe,) = (scene.gpus.directory / RUN).glob("*/pipe")
     seen_by_containers = pipe.stat().st_ino
 
@@ -148,11 +149,7 @@ def test_a_control_daemon_that_dies_runs_again_beneath_its_containers(scene: Sce
 def test_a_control_daemon_outlives_an_update_of_the_driver(scene: Scene) -> None:
     """As in a rolling update: the new daemon is there before the old one ends."""
     scene.keepers.start()
-    scene.start("11111111-1111-1111-1111-111111111111")
-    scene.node.ready(1)
-    claim = scene.claim()
-    assert scene.prepare(claim) == ""
-    (control,) = scene.tools.daemons()
+    claim, control = scene.prepared("11111111-1111-1111-1111-111111111111")
     scene.start("22222222-2222-2222-2222-222222222222")
     daemons.terminate(scene.node.processes[0])
     eventually(lambda: scene.node.log().count("active on node") == 2, "the new daemon is active")
