@@ -58,7 +58,8 @@ setup() {
         [ -x "$venv/bin/python" ] && "$venv/bin/python" -c '' 2>/dev/null || "$python" -m venv "$venv"
         local extra=
         [ "$what" = dev ] && extra='[dev]'
-        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
+        # Most modules are never imported, and the others are compiled then.
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-compile \
             --constraint hack/constraints.txt --editable ".$extra" || die "pip could not install what is needed"
         printf '%s\n' "$wanted" >"$stamp"
     fi
