@@ -11,14 +11,15 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dradriver.backend import UnavailableError
 from dradriver.host import UeventMonitor, UeventsUnavailableError
 from dradriver.model.text import plain
 from dradriver_nic import messages as m
-from dradriver_nic.kernel import is_default_route, kind_and_name
+from dradriver_nic.inventory import Link
+from dradriver_nic.kernel import is_default_route, kind_and_name, link_of
 from dradriver_nic.netlink import messages
 from dradriver_nic.netns import inside
 
@@ -71,6 +72,9 @@ class Limiter:
 class LinkWatch:
     """Hears of links, addresses and default routes.
 
+    Pods come and go all the time, and each has the kernel tell of the cards that its links are made on, though nothing
+    of these changes: a link of which the same is told again is not noted.
+
     kinds          kinds of links that are offered though they come and go with pods
     namespace      file of the network namespace; None for that of this process
     buffer_bytes   how much the kernel keeps of what was not read yet, as far as this process may ask for it
@@ -80,6 +84,7 @@ class LinkWatch:
     kinds: frozenset[str] = frozenset()
     namespace: Path | None = None
     buffer_bytes: int = _BUFFER_BYTES
+    _told: dict[tuple[int, int], Link] = field(default_factory=dict)
 
     def run(self, stop: threading.Event) -> None:
         """Run until `stop`. Raises UnavailableError where events cannot be had."""
@@ -90,6 +95,7 @@ class LinkWatch:
         with listener:
             poller = select.poll()
             poller.register(listener, select.POLLIN)
+            self._told.clear()
             self.note("events may have been missed before")
             while not stop.is_set():
                 if poller.poll(_WAIT_MS):
@@ -118,6 +124,7 @@ class LinkWatch:
             return
         except OSError as error:
             if error.errno == errno.ENOBUFS:
+                self._told.clear()
                 self.note("more happened to links than could be read: events were missed")
                 return
             raise UnavailableError(f"events of links cannot be read: {error.strerror}") from error
@@ -133,12 +140,25 @@ class LinkWatch:
             of, name = kind_and_name(body)
             if of in _OF_PODS and of not in self.kinds:
                 return ""
+            if self._is_old(kind, body):
+                return ""
             return f"link {plain(name)} {'changed' if kind == m.RTM_NEWLINK else 'is gone'}"
         if kind in {m.RTM_NEWADDR, m.RTM_DELADDR}:
-            return "an address changed"
+            _, _, _, scope, _ = m.ADDRESS.unpack_from(body)
+            return "an address changed" if scope < m.RT_SCOPE_LINK else ""
         if kind in {m.RTM_NEWROUTE, m.RTM_DELROUTE} and is_default_route(body):
             return "a default route changed"
         return ""
+
+    def _is_old(self, kind: int, body: bytes) -> bool:
+        """Return whether an event says of a link what the last one said. Raises struct.error."""
+        now = link_of(body)
+        key = body[0], now.index  # bridges tell of their ports in another way, as another family
+        if kind == m.RTM_DELLINK:
+            self._told.pop(key, None)
+            return False
+        before, self._told[key] = self._told.get(key), now
+        return before == now
 
 
 def watch_functions(stop: threading.Event, note: Callable[[str], None]) -> None:

@@ -19,6 +19,7 @@ from dradriver_nic.inventory import Link
 from dradriver_nic.kernel import LiveKernel
 from dradriver_nic.watch import LinkWatch
 from netns import Namespace, namespace, needs_namespaces, supports
+from nicclaims import needs_shares
 from nicnode import names, options_of
 
 pytestmark = needs_namespaces
@@ -277,6 +278,24 @@ def test_what_never_concerns_a_card_is_not_told_of(here: Namespace, tmp_path: Pa
         here.run("link add br1 type bridge")
         until(lambda: "link br1 changed" in said, "a bridge is told of")
         assert not [why for why in said if "v0" in why or "route" in why]
+
+
+@needs_shares
+def test_shares_that_come_and_go_are_not_told_of(here: Namespace, tmp_path: Path) -> None:
+    """Nothing of the card changes by them, though the kernel tells of it; what does change is told of."""
+    here.run("link add card0 type veth peer name wire0", "link set card0 up", "link set wire0 up")
+    with watching(backend_in(here, tmp_path)) as said, namespace() as pod:
+        in_pod = f"netns {pod.path} type macvlan mode bridge"
+        here.run(f"link add link card0 name first {in_pod}")  # it is the first that is told of the card
+        time.sleep(0.5)
+        said.clear()
+        for number in range(3):
+            here.run(f"link add link card0 name net{number} {in_pod}")
+            pod.run(f"link set net{number} up", f"link del net{number}")
+            here.run("link add limits type ifb", "link set limits up", "link del limits")
+        here.run("link set card0 mtu 1400")
+        until(lambda: bool(said), "a change is told of")
+        assert {*said} == {"link card0 changed"}
 
 
 def test_an_overrun_while_2000_links_are_made_ends_in_the_right_inventory(
