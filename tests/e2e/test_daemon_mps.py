@@ -125,8 +125,8 @@ def test_a_control_daemon_that_dies_runs_again_beneath_its_containers(scene: Sce
     assert "has ended by itself" in scene.node.log()
 
     # As a pod ends, with all that runs in it.
-    scene.keepers.kill(keeper)
-    os.kill(second, signal.SIGKILL)
+    assert scene.keepers.stop(keeper) == 0
+    assert not runs(second)
     eventually(lambda: "no keeper of MPS control daemons listens" in scene.node.log(), "it is tried")
     scene.keepers.start()
     third = scene.next_control(second)

@@ -196,11 +196,18 @@ class Mps(ControlDaemons):
             if not self.host.exists(self.home(name)):
                 return  # nothing was started
             raise
+        self._halt(name, runs=runs)
+        self.remove(name)
+
+    def halt(self, name: str) -> None:
+        """End a daemon, and leave its directories: containers have them, and it may be started again."""
+        self._halt(name, runs=self._launcher.runs(name))
+
+    def _halt(self, name: str, *, runs: bool) -> None:
         if runs:
             with contextlib.suppress(BackendError):
                 self._command(name, "quit")  # it ends its servers in order; who does not listen is killed
         self._launcher.end(name)
-        self.remove(name)
 
     def _make(self, name: str) -> None:
         """Make its directories, without what a daemon that died left there, which would be in the way.

@@ -22,7 +22,7 @@ from pathlib import Path
 from dradriver.backend import BackendError, TransientError, UnavailableError
 from dradriver.host import Host
 from dradriver.model import shown
-from dradriver_gpu.mps.daemons import ControlDaemons, Limits, Mps, make_directory
+from dradriver_gpu.mps.daemons import Limits, Mps, make_directory
 from dradriver_gpu.mps.messages import (
     SLICE_SECONDS,
     SOCKET,
@@ -67,14 +67,14 @@ class _Turn:
 class Keeper:
     """Serves the socket of one run directory."""
 
-    def __init__(self, daemons: ControlDaemons) -> None:
+    def __init__(self, daemons: Mps) -> None:
         self._daemons = daemons
         self._callers = threading.BoundedSemaphore(MAX_CALLERS)
         self._guard = threading.Lock()
         self._turns: dict[str, _Turn] = {}
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until `stop`, then end all daemons. Raises KeeperError, OSError."""
+        """Serve until `stop`, then halt all daemons: their directories stay. Raises KeeperError, OSError."""
         directory = make_directory(self._daemons.host, self._daemons.directory)
         with _only_one(directory / LOCK, stop) as alone:
             if not alone:
@@ -85,7 +85,7 @@ class Keeper:
                 log.info("listening on %s", path)
                 self._accept(listener, stop)
             self._wait_for_callers()
-            self._end_all()
+            self._halt_all()
 
     def _look(self) -> None:
         """Say what is there of a keeper before."""
@@ -108,15 +108,22 @@ class Keeper:
                 log.error("a request is still at work at the end")
                 return
 
-    def _end_all(self) -> None:
+    def _halt_all(self) -> None:
         names = self._noted()
         if not names:
             return
         log.info("ending %d MPS control daemons", len(names))
         with ThreadPoolExecutor(min(len(names), 32)) as pool:
-            for answer in pool.map(lambda name: self.answer(End(name=name)), names):
-                if answer.trouble:
-                    log.error("%s", answer.error)
+            list(pool.map(self._halt, names))
+
+    def _halt(self, name: str) -> None:
+        try:
+            with self._turn(name):
+                self._daemons.halt(name)
+        except BackendError as error:
+            log.error("%s", error)
+        else:
+            log.info("MPS control daemon %s was ended", name)
 
     # --- callers
 
