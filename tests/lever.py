@@ -2,8 +2,9 @@
 
 Each `lever-*` file is a device; a prepared claim has a file `pulled-<lever>` for each lever that it pulled. A file
 `<lever>.<fault>` makes the lever's step misbehave: `fail`, `hang` and `busy` when applied, `jammed` and `sticky` when
-reverted, `dark` when it is looked at. `busy` and `sticky` pass after as many tries as the file has lines, and never
-where it is empty. A file `unplugged` hides all levers. A file `tank-<name>` is a device that claims share.
+reverted, `dark` when it is looked at; or its check, by `shut`, `stuck` and `stiff`. `busy`, `sticky` and `stiff` pass
+after as many tries as the file has lines, and never where it is empty. A file `unplugged` hides all levers. A file
+`tank-<name>` is a device that claims share.
 
 `Node` puts the engine on top of it, with claims in files.
 """
@@ -19,6 +20,8 @@ from typing import Any, ClassVar
 
 from dradriver.backend import (
     Backend,
+    BackendError,
+    Check,
     ClaimConfig,
     ContainerEdits,
     HostStep,
@@ -71,10 +74,14 @@ class LeverOptions(Strict, frozen=True, kw_only=True):
 
 
 class LeverConfig(ClaimConfig, frozen=True, kw_only=True):
-    """`steps` parts are pulled for each lever, also after they fell where `mends`; `cogs` names things below levers."""
+    """`steps` parts are pulled for each lever, also after they fell where `mends`; `cogs` names things below levers.
+
+    Levers are looked at before where `checked`.
+    """
 
     steps: int = 1
     mends: bool = False
+    checked: bool = False
     note: str = ""
     cogs: tuple[str, ...] = ()
 
@@ -90,6 +97,39 @@ class RatchetConfig(ClaimConfig, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
+class Look(Check["LeverBackend"]):
+    """See that a lever can be pulled."""
+
+    lever: str
+
+    def describe(self) -> str:
+        return f"see that lever {self.lever} can be pulled"
+
+    def look(self, backend: "LeverBackend") -> None:
+        backend.log.append(("look", self.lever))
+        file = backend.directory / self.lever
+        while file.with_suffix(".stuck").exists():
+            time.sleep(0.02)
+        if is_met(file.with_suffix(".stiff")):
+            raise TransientError(f"lever {self.lever} is stiff")
+        if file.with_suffix(".shut").exists():
+            raise BackendError(f"lever {self.lever} is shut in")
+
+
+def is_met(fault: Path) -> bool:
+    """Return whether a fault is there still, which passes after as many tries as its file has lines."""
+    try:
+        lines = fault.read_text().splitlines()
+    except FileNotFoundError:
+        return False
+    if len(lines) == 1:
+        fault.unlink()
+    elif lines:
+        fault.write_text("\n".join(lines[1:]) + "\n")
+    return True
+
+
+@dataclass(frozen=True)
 class Pull(HostStep["LeverBackend"]):
     """Make a file, as a driver would make a partition: its id is known only afterwards."""
 
@@ -100,16 +140,7 @@ class Pull(HostStep["LeverBackend"]):
         return (backend.directory / f"{self.lever}.{name}").exists()
 
     def _is_busy(self, backend: "LeverBackend", name: str) -> bool:
-        file = backend.directory / f"{self.lever}.{name}"
-        try:
-            lines = file.read_text().splitlines()
-        except FileNotFoundError:
-            return False
-        if len(lines) == 1:
-            file.unlink()
-        elif lines:
-            file.write_text("\n".join(lines[1:]) + "\n")
-        return True
+        return is_met(backend.directory / f"{self.lever}.{name}")
 
     def apply(self, backend: "LeverBackend", work: Work) -> None:
         backend.log.append(("apply", self.lever))
@@ -209,7 +240,7 @@ class LeverBackend(Backend[tuple[str, ...], LeverOptions]):
         held: Mapping[str, ClaimRef],
         peers: tuple[Peer, ...],
     ) -> Plan:
-        devices, steps = [], []
+        devices, steps, checks = [], [], []
         cogs: list[str] = []
         for requested in request.devices:
             config = requested.config(LeverConfig)
@@ -221,7 +252,8 @@ class LeverBackend(Backend[tuple[str, ...], LeverOptions]):
                 kind = Lean if config.mends else Pull
                 steps += [kind(name, request.claim.uid) for name in names]
             cogs += config.cogs
-        return Plan(tuple(devices), tuple(steps), frozenset(cogs))
+            checks += [Look(lever)] if config.checked else []
+        return Plan(tuple(devices), tuple(steps), frozenset(cogs), tuple(checks))
 
     def render(
         self,

@@ -28,7 +28,7 @@ from dradriver_gpu.owned import Owned
 from dradriver_gpu.plan import plan_gpus
 from dradriver_gpu.probe import Prober
 from dradriver_gpu.render import render_gpus, strayed
-from dradriver_gpu.steps_mig import CreatePartition, SwitchMigMode, UsePartition, UseWhole
+from dradriver_gpu.steps_mig import CreatePartition, SwitchMigMode, UsePartition
 from dradriver_gpu.steps_sharing import RunMps, SetComputeMode, SetTimeSlice
 from dradriver_gpu.steps_vfio import BindVfio
 from dradriver_gpu.tools import Tools
@@ -56,7 +56,6 @@ class GpuBackend(Backend[GPUInventory, GpuOptions]):
     step_types = (
         CreatePartition,
         UsePartition,
-        UseWhole,
         SwitchMigMode,
         SetTimeSlice,
         SetComputeMode,

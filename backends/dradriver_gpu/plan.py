@@ -4,14 +4,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dradriver.backend import ContainerEdits, Plan, PlanError, PlannedDevice, Request, Requested, Step
+from dradriver.backend import Check, ContainerEdits, Plan, PlanError, PlannedDevice, Request, Requested, Step
 from dradriver.model import ClaimRef
 from dradriver_gpu.config import GpuConfig, Mps
 from dradriver_gpu.devices import SHARES
 from dradriver_gpu.geometry import MEMORY, MIB
 from dradriver_gpu.inventory import GPU, GPUInventory
 from dradriver_gpu.options import GpuOptions
-from dradriver_gpu.steps_mig import CreatePartition, SwitchMigMode, UsePartition, UseWhole
+from dradriver_gpu.steps_mig import CreatePartition, SeeUndivided, SwitchMigMode, UsePartition
 from dradriver_gpu.steps_sharing import RunMps, SetComputeMode, SetTimeSlice
 from dradriver_gpu.steps_vfio import BindVfio
 from dradriver_gpu.target import Kind, Target, target_of
@@ -63,6 +63,7 @@ def plan_gpus(
         tuple(PlannedDevice(one.requested.allocated, ContainerEdits()) for one in asked),
         tuple(_steps(owning, request.claim.uid, options)),
         _holds(owning, request.claim, held),
+        tuple(_checks(owning, options)),
     )
 
 
@@ -98,7 +99,14 @@ def _unusable(one: Asked, options: GpuOptions) -> str:
         return "" if is_there else "admin access looks at what is there, and this partition is not"
     if target.kind is Kind.EXISTING or _reaches(gpu, options, enabled=target.is_mig):
         return ""
-    return f"MIG mode of its GPU is {'off' if target.is_mig else 'on'} (option migMode)"
+    return _stays(gpu, enabled=not target.is_mig)
+
+
+def _stays(gpu: GPU, *, enabled: bool) -> str:
+    """Return that MIG mode of a GPU is so, and who could change it."""
+    switchable = gpu.mig is not None and gpu.mig.switchable
+    how = "option migMode" if switchable else f"a reset changes it: nvidia-smi -mig {int(not enabled)}"
+    return f"MIG mode of its GPU is {'on' if enabled else 'off'} ({how})"
 
 
 def _unpassable(gpu: GPU, options: GpuOptions) -> str:
@@ -107,7 +115,7 @@ def _unpassable(gpu: GPU, options: GpuOptions) -> str:
     if gpu.visible and gpu.fault and not gpu.passthrough.is_bound:
         return f"the GPU cannot be used: {gpu.fault}"
     if gpu.visible and not _reaches(gpu, options, enabled=False):
-        return "MIG mode of its GPU is on (option migMode)"
+        return _stays(gpu, enabled=True)
     return ""
 
 
@@ -192,7 +200,14 @@ def _collide(manner: str, other: str) -> bool:
     return manner != other and (bool(both & _KINDS.keys()) or MPS in both or PLAIN not in both)
 
 
-# --- steps
+# --- checks and steps
+
+
+def _checks(asked: list[Asked], options: GpuOptions) -> Iterator[Check[Any]]:
+    """Yield what is to be looked at: others may have switched MIG mode on since."""
+    for one in asked:
+        if one.target.kind in {Kind.WHOLE, Kind.SHARE} and _is_seen(one.gpu, options):
+            yield SeeUndivided(one.name, one.gpu.name)
 
 
 def _steps(asked: list[Asked], claim: str, options: GpuOptions) -> Iterator[Step[Any]]:
@@ -203,8 +218,6 @@ def _steps(asked: list[Asked], claim: str, options: GpuOptions) -> Iterator[Step
             yield _creation(one)
         elif one.target.kind is Kind.EXISTING:
             yield _use(one)
-        elif one.target.kind in {Kind.WHOLE, Kind.SHARE} and _is_seen(one.gpu, options):
-            yield UseWhole(one.name, one.gpu.name)
     for one in asked:
         time_slicing = one.config.sharing.time_slicing
         if one.strategy == TIME_SLICING and time_slicing:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 
-from dradriver.backend import BackendError, HostStep, Observed, TransientError, Work
+from dradriver.backend import BackendError, Check, HostStep, Observed, TransientError, Work
 from dradriver_gpu.instances import (
     Standing,
     applying,
@@ -215,30 +215,23 @@ class UsePartition(HostStep["GpuBackend"]):
 
 
 @dataclass(frozen=True)
-class UseWhole(HostStep["GpuBackend"]):
-    """See that MIG mode of a GPU that is given out whole is off, as when it was published. Nothing is changed."""
+class SeeUndivided(Check["GpuBackend"]):
+    """See that MIG mode of a GPU that is given out whole, or in shares, is off, as when it was published."""
 
     device: str
     gpu: str
 
     def describe(self) -> str:
-        """Return what is done, for people."""
+        """Return what is looked at, for people."""
         return f"see that MIG mode of {self.gpu} is off"
 
-    def apply(self, backend: "GpuBackend", work: Work) -> None:
+    def look(self, backend: "GpuBackend") -> None:
         """Look at it."""
         with applying(), on_gpu(backend, self.gpu) as (session, gpu):
             if is_enabled(session, gpu):
                 raise BackendError(
                     f"{self.device}: MIG mode of its GPU is on now: it was switched since the device was published"
                 )
-
-    def revert(self, backend: "GpuBackend", work: Work) -> None:
-        """Leave it as it is."""
-
-    def observe(self, backend: "GpuBackend", work: Work) -> Observed:
-        """Leave a claim that was prepared its GPU, whatever others have made of it since."""
-        return Observed.DONE
 
 
 @dataclass(frozen=True)

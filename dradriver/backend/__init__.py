@@ -7,6 +7,7 @@ from dradriver.backend.api import Backend, Binding, Plan, PlannedDevice, Request
 from dradriver.backend.config import API_VERSION, ClaimConfig, ConfigError, NoOptions, Strict, decode
 from dradriver.backend.errors import BackendError, PlanError, TransientError, UnavailableError
 from dradriver.backend.steps import (
+    Check,
     ContainerAdjustment,
     ContainerStep,
     HostStep,
@@ -22,6 +23,7 @@ __all__ = [
     "Backend",
     "BackendError",
     "Binding",
+    "Check",
     "ClaimConfig",
     "ConfigError",
     "ContainerAdjustment",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from dradriver.backend.config import ClaimConfig, NoOptions, Strict
-from dradriver.backend.steps import Step
+from dradriver.backend.steps import Check, Step
 from dradriver.host import CPUSet, Host
 from dradriver.model import Allocated, AttributeValue, ClaimRef, Device, NetworkData, Peer, PoolContent
 from dradriver_cdi import ContainerEdits
@@ -85,11 +85,13 @@ class Plan:
     steps     executed in order, reverted in reverse
     holds     names of exclusive things below the published devices (a CPU, an address) that the claim holds from
               now until Unprepare; `held` shows them to later plans. Of letters, digits and `._:/-`
+    checks    looked at before the first step
     """
 
     devices: tuple[PlannedDevice, ...]
     steps: tuple[Step[Any], ...] = ()
     holds: frozenset[str] = frozenset()
+    checks: tuple[Check[Any], ...] = ()
 
 
 class Backend(ABC, Generic[I, O]):

@@ -63,6 +63,22 @@ class Step(ABC, Generic[B]):
         return repr(self)
 
 
+class Check(ABC, Generic[B]):
+    """A look at the hardware while a claim is prepared, before anything is changed for it.
+
+    It is for what an inventory cannot know at that moment. It leaves no trace, is not journalled, and costs less than a
+    step; what must be so as long as the claim is prepared is a step, which is observed again and again.
+    """
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return what is looked at, for people, as `see that ...`."""
+
+    @abstractmethod
+    def look(self, backend: B) -> None:
+        """Raise BackendError where the claim cannot be honoured now, TransientError to be asked again."""
+
+
 class HostStep(Step[B]):
     """A change of the host, in phase `prepare` or `sandbox`.
 

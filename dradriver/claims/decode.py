@@ -289,7 +289,8 @@ def _fields(parameters: Any, path: str, known: Mapping[str, type[ClaimConfig]]) 
         raise ClaimError(f"{path}: an object with apiVersion and kind is expected")
     version = parameters.get("apiVersion")
     if version != API_VERSION:
-        raise ClaimError(f"{path}.apiVersion: {API_VERSION} is expected, found {shown(version)}")
+        found = "and is missing" if version is None else f"found {shown(version)}"
+        raise ClaimError(f"{path}.apiVersion: {API_VERSION} is expected, {found}")
     kind = parameters.get("kind")
     if not isinstance(kind, str) or kind not in known:
         raise ClaimError(f"{path}.kind: {shown(kind)} is unknown; known are {_listed(known)}")

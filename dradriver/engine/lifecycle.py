@@ -12,10 +12,11 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
-from dradriver.backend import BackendError, Observed, Phase
+from dradriver.backend import BackendError, Observed, Phase, UnavailableError
 from dradriver.claims import ClaimError
 from dradriver.engine.cdifiles import CDIFiles
 from dradriver.engine.journal import Journal, JournalError
+from dradriver.engine.lanes import HungError
 from dradriver.engine.locks import Key
 from dradriver.engine.namespaces import Namespaces
 from dradriver.engine.planning import Planned, rendered, rendered_anew, strayed
@@ -61,10 +62,11 @@ class Lifecycle:
         self._stop = threading.Event()
 
     def execute(self, progress: Progress, planned: Planned, deadline: float) -> None:
-        """Apply the steps of a claim that was just journalled, and write its CDI file.
+        """Check what is to be looked at for a claim that was just journalled, apply its steps, and write its CDI file.
 
         Steps of phase sandbox wait for `enter`, and the file with them.
         """
+        self._check(planned, deadline)
         numbers = progress.of(Phase.PREPARE)
         self._apply(progress, numbers, deadline)
         if not numbers:
@@ -76,6 +78,21 @@ class Lifecycle:
         self._journal.update(
             *progress.key, state=State.PREPARED, devices=devices, steps=[(numbers[-1], StepState.APPLIED)]
         )
+
+    def _check(self, planned: Planned, deadline: float) -> None:
+        for pool, check in planned.checks:
+            try:
+                retried(
+                    lambda of=pool, one=check: of.lane.call(  # type: ignore[misc]
+                        lambda: one.look(of.backend), deadline, one.describe()
+                    ),
+                    deadline,
+                    self._stop,
+                )
+            except HungError as error:
+                raise UnavailableError(
+                    str(error)
+                ) from None  # it changes nothing, so that nothing waits for its end
 
     def _apply(self, progress: Progress, numbers: list[int], deadline: float) -> None:
         """Apply steps, of which the first is journalled as being applied; the outcome of the last is not journalled."""

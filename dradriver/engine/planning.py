@@ -1,13 +1,14 @@
 """From an allocated claim to the plans of the backends concerned. Pure but for the clock: nothing is changed."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dradriver.backend import (
     Backend,
     BackendError,
+    Check,
     ContainerEdits,
     Phase,
     Plan,
@@ -52,6 +53,11 @@ class Planned:
 
     parts: tuple[tuple[Part, Plan], ...]
     draws: tuple[Draw, ...]
+
+    @property
+    def checks(self) -> Iterator[tuple[Pool, Check[Any]]]:
+        """All that is to be looked at, with the pool whose lane it is done on."""
+        return ((part.pool, check) for part, made in self.parts for check in made.checks)
 
 
 class MissingDeviceError(ClaimError):

@@ -116,6 +116,41 @@ def test_a_call_whose_time_is_over_does_nothing(node: Node) -> None:
     assert node.prepared == set()
 
 
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_check_is_made_before_all_steps_and_never_again(node: Node, steps: int) -> None:
+    ref = node.claim("a", "lever-0", config=(config(lever_config(steps=steps, checked=True)),))
+    node.fault("lever-0.stiff", "once\n")
+    answer = node.prepare(ref)
+    assert not isinstance(answer, str)
+    assert [verb for verb, _ in node.backend.log] == ["look", "look"] + ["apply"] * steps
+    assert node.prepare(ref) == answer
+    assert node.unprepare(ref) is None
+    assert node.backend.log.count(("look", "lever-0")) == 2
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("shut", "lever lever-0 is shut in"),
+        ("stiff", "lever lever-0 is stiff"),
+        ("stuck", "see that lever lever-0 can be pulled"),
+    ],
+)
+def test_a_claim_whose_check_fails_is_refused_and_leaves_nothing(
+    node: Node, fault: str, message: str, steps: int
+) -> None:
+    ref = node.claim("a", "lever-0", config=(config(lever_config(steps=steps, checked=True)),))
+    file = node.fault(f"lever-0.{fault}")
+    assert message in str(node.prepare(ref, seconds=0.5))
+    assert (node.pulled, node.specs) == ({}, {})
+    file.unlink()
+    eventually(lambda: not isinstance(node.prepare(ref), str))
+    node.check_whole()
+    assert node.unprepare(ref) is None
+    assert (node.pulled, node.specs, node.prepared) == ({}, {}, set())
+
+
 def test_a_hanging_step_is_left_alone_until_it_ends_and_then_settled(node: Node) -> None:
     ref, other = node.claim("a", "lever-0", config=THREE), node.claim("b", "lever-1")
     hang = node.fault("lever-0-part-1.hang")
