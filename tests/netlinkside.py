@@ -7,6 +7,7 @@ known by the number of the file that stands for it, as real ones are.
 import errno
 import itertools
 import os
+import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from dradriver_nic.netlink import attribute, attributes
 from nicnode import NicNode, link_message, vf_info
 
 GETLINK, SETLINK, NEWLINK = 18, 19, 16
+NEWROUTE, GETROUTE = 24, 26
 DUMP, ACK = 0x300, 0x4
 
 Answer = list[tuple[int, bytes]]
@@ -87,6 +89,13 @@ def answers(side: Side, message: bytes, namespace: int) -> Iterator[bytes]:
         yield framed(3, bytes(4), 2)
     elif flags & ACK:
         yield framed(2, bytes(4) + message[:16], 0x100)
+
+
+def default_route(index: int) -> bytes:
+    """Return the body of an RTM_NEWROUTE message: a route of the main table to everywhere, over a link."""
+    return struct.pack("=BBBBBBBBI", socket.AF_INET, 0, 0, 0, 254, 4, 0, 1, 0) + attribute(
+        4, struct.pack("=I", index)
+    )
 
 
 # --- links with virtual functions
@@ -160,6 +169,8 @@ class SriovNode(NicNode):
 
     def answer(self, kind: int, flags: int, message: bytes, namespace: int) -> Answer:
         if flags & DUMP == DUMP:
+            if kind == GETROUTE and message[16] == socket.AF_INET:
+                return [(NEWROUTE, default_route(index)) for index in self.routes]
             return [(NEWLINK, self.message(index)) for index in self.links] if kind == GETLINK else []
         decoded = ifinfmsg(message)
         decoded.decode()

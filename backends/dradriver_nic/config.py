@@ -6,6 +6,7 @@ of IPv4 or IPv6. What the kernel would refuse is refused here where it can be kn
 """
 
 import re
+from collections.abc import Iterable
 from ipaddress import (
     IPv4Address,
     IPv4Interface,
@@ -34,6 +35,12 @@ _MAC = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}")
 _BROADCAST = IPv4Address("255.255.255.255")
 _ZONE = "%"
 """Of an address like fe80::1%eth0: which interface is meant, which is always the claim's own here."""
+
+MIN_IPV6_MTU = 1280
+
+MAIN_TABLE = 254
+_DEFAULT_METRICS = {4: 0, 6: 1024}
+"""What the kernel gives a route that has none (for IPv6 IP6_RT_PRIO_USER)."""
 
 _RESERVED_TABLES = frozenset({0, 253, 254, 255})
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,14}")
@@ -98,10 +105,11 @@ class Interface(Strict, frozen=True, kw_only=True):
             )
         for number, address in enumerate(self.addresses):
             _interface(address, f"addresses[{number}]")
-        if len(set(self.ips)) < len(self.ips):
+        # Of IPv6 the kernel has an address once, whatever its prefix length.
+        if len({one if one.version == 4 else one.ip for one in self.ips}) < len(self.ips):
             raise ValueError("addresses: one stands there twice")
-        if self.mtu is not None and self.mtu < 1280 and any(one.version == 6 for one in self.ips):
-            raise ValueError(f"mtu: {self.mtu} is too small for IPv6 addresses: 1280 is the least")
+        if self.mtu is not None and (message := too_small(self.mtu, self.ips)):
+            raise ValueError(f"mtu: {message}")
         if self.hardware_addr:
             check_mac(self.hardware_addr, "hardwareAddr")
 
@@ -143,6 +151,11 @@ class Route(Strict, frozen=True, kw_only=True):
             raise ValueError("onlink: is about a gateway, and there is none")
         if self.table == 255:
             raise ValueError("table: 255 is the kernel's own (local)")
+
+    def place(self, table: int) -> tuple[Network, int, int]:
+        """Return network, table and metric, of which the kernel has one route; `table` is that of one without."""
+        network = ip_network(self.destination)
+        return network, self.table or table, self.metric or _DEFAULT_METRICS[network.version]
 
 
 class Rule(Strict, frozen=True, kw_only=True):
@@ -306,6 +319,11 @@ class NicConfig(ClaimConfig, frozen=True, kw_only=True):
         """Refuse sysctls that are not the interface's own, and what cannot go together."""
         for name, value in self.sysctls.items():
             check_sysctl(name, value)
+        self._check_routes_differ()
+        destinations = [ip_address(one.destination) for one in self.neighbors]
+        for number, destination in enumerate(destinations):
+            if destination in destinations[:number]:
+                raise ValueError(f"neighbors[{number}]: {destination} stands there twice")
         if self.interface.vrf:
             if self.rules:
                 raise ValueError("rules: are not allowed with a VRF, which has a rule of its own")
@@ -323,6 +341,18 @@ class NicConfig(ClaimConfig, frozen=True, kw_only=True):
                 f"{given}: means nothing with driver vfio-pci, which leaves no network interface"
             )
 
+    def _check_routes_differ(self) -> None:
+        """Refuse two routes of which the kernel takes the first one only."""
+        table = self.interface.vrf.table if self.interface.vrf else MAIN_TABLE
+        first: dict[tuple[Network, int, int], int] = {}
+        for number, route in enumerate(self.routes):
+            known = first.setdefault(route.place(table), number)
+            if known != number:
+                raise ValueError(
+                    f"routes[{number}]: routes[{known}] is to {shown(route.destination)} too: a second one needs "
+                    "another metric or another table"
+                )
+
     def _given_for_interface(self) -> str:
         """Return the first field that is about a network interface; empty where there is none."""
         values = {
@@ -335,6 +365,13 @@ class NicConfig(ClaimConfig, frozen=True, kw_only=True):
             "addressPool": self.address_pool,
         }
         return next((name for name, given in values.items() if given), "")
+
+
+def too_small(mtu: int, addresses: Iterable[Interfaces]) -> str:
+    """Return why an MTU is too small for some of these addresses; empty where it is not (RFC 8200, 5)."""
+    if mtu >= MIN_IPV6_MTU or not any(one.version == 6 for one in addresses):
+        return ""
+    return f"{mtu} is too small for IPv6 addresses: {MIN_IPV6_MTU} is the least"
 
 
 def check_name(name: str, what: str) -> str:

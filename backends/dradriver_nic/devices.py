@@ -54,8 +54,13 @@ def content_of(inventory: NicInventory, options: NicOptions, wanted: "Filter | N
             counter_sets.append(CounterSet(card.name, {COUNTER: Quantity.from_int(offered.total)}))
         notes += offered.notes
         warnings += offered.warnings
+    links = (*inventory.links.values(), *(card.link for card in inventory.cards if card.link))
+    notes += options.idle(map(_names_of, inventory.cards), {link.kind for link in links})
     if wanted:
         chosen, doubts = wanted.chosen(devices)
+        left_out = len(devices) - len(chosen)
+        if left_out:
+            notes.append(f"the option devices leaves out {left_out} of {len(devices)}")
         drawn = {name for device in chosen for name in device.consumes}
         counter_sets = [one for one in counter_sets if one.name in drawn]
         devices, warnings = [*chosen], [*warnings, *doubts]
@@ -65,11 +70,16 @@ def content_of(inventory: NicInventory, options: NicOptions, wanted: "Filter | N
 def bandwidth_of(card: Card, options: NicOptions) -> int | None:
     """Return what a shared card has to give, in bits a second: as configured, else its speed; None where unknown."""
     link = card.link
-    driver = card.physical.driver if card.physical else link.driver if link else ""
-    configured = options.bandwidth_of(*names_of(card.name, link, driver))
+    configured = options.bandwidth_of(*_names_of(card))
     if configured is not None:
         return configured
     return link.speed_mbps * MEGABIT if link and link.speed_mbps else None
+
+
+def _names_of(card: Card) -> tuple[str, ...]:
+    link = card.link
+    driver = card.physical.driver if card.physical else link.driver if link else ""
+    return names_of(card.name, link, driver)
 
 
 class _Offer:

@@ -8,6 +8,7 @@ from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Protocol
 
+from dradriver.backend import UnavailableError
 from dradriver_nic import messages as m
 from dradriver_nic.ethtool import Ethtool
 from dradriver_nic.inventory import Link, VFSettings
@@ -50,9 +51,17 @@ class LiveKernel:
     namespace: Path | None = None
     kinds: frozenset[str] = frozenset()
 
+    def _netlink(self) -> Netlink:
+        try:
+            return Netlink(namespace=self.namespace)
+        except UnavailableError as error:
+            raise UnavailableError(
+                f"{error}{' (option networkNamespace)' if self.namespace else ''}"
+            ) from None
+
     def snapshot(self) -> Snapshot:
         """List links, addresses and routes. Raises UnavailableError."""
-        with Netlink(namespace=self.namespace) as netlink:
+        with self._netlink() as netlink:
             links = {
                 link.index: link
                 for link in map(link_of, netlink.listed(m.RTM_GETLINK, m.link(0, m.link_mask())))

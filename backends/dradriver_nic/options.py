@@ -1,6 +1,6 @@
 """What stands below `backends.nic` in the configuration."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
@@ -10,11 +10,15 @@ import msgspec
 from dradriver.backend import Strict
 from dradriver.model import Quantity, shown
 from dradriver.model.names import check_absolute
+from dradriver_nic.config import MEGABIT
 
 if TYPE_CHECKING:
     from dradriver.backend.select import Filter
 
 T = TypeVar("T")
+
+PETABIT = 10**15
+"""More than any card, and less than what the kernel's numbers of megabits a second hold."""
 
 OWN_DOMAIN = "nic.dradriver.io"
 
@@ -84,13 +88,28 @@ class NicOptions(Strict, frozen=True, kw_only=True):
         """Return how the card with these names is offered."""
         return _fitting(self.modes, names) or self.mode
 
+    def idle(self, cards: Iterable[Collection[str]], kinds: Collection[str]) -> Iterator[str]:
+        """Yield, for people, what of these options concerns nothing on this node: it may be meant for others.
+
+        cards   the names of each card
+        kinds   of the links that there are
+        """
+        known = [*cards]
+        for option, patterns in (("modes", self.modes), ("bandwidths", self.bandwidths)):
+            for pattern in patterns:
+                if not any(_fitting({pattern: True}, names) for names in known):
+                    yield f"{option}: {shown(pattern)} fits no card here"
+        for kind in self.virtual_links:
+            if kind not in kinds:
+                yield f"virtualLinks: there is no link of kind {kind} here"
+
     def bandwidth_of(self, *names: str) -> int | None:
         """Return what the card with these names has to give, in bits a second; None where it is not said."""
         text = _fitting(self.bandwidths, names)
         return None if text is None else bits_a_second(text, "bandwidths")
 
 
-def _fitting(entries: Mapping[str, T], names: tuple[str, ...]) -> T | None:
+def _fitting(entries: Mapping[str, T], names: Collection[str]) -> T | None:
     """Return the first entry whose pattern fits one of the names."""
     for pattern, value in entries.items():
         if any(name and fnmatchcase(name, pattern) for name in names):
@@ -99,13 +118,13 @@ def _fitting(entries: Mapping[str, T], names: tuple[str, ...]) -> T | None:
 
 
 def bits_a_second(text: str, what: str) -> int:
-    """Return an amount of bandwidth, in bits a second. Raises ValueError for less than a megabit."""
+    """Return an amount of bandwidth, in bits a second. Raises ValueError for what no card has."""
     try:
         amount = Quantity.parse(text)
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from None
-    if not 10**6 <= amount.to_int() < 1 << 63:
+    if not MEGABIT <= amount.to_int() <= PETABIT:
         raise ValueError(
-            f"{what}: {shown(text)} is no bandwidth: one megabit a second or more is expected, as 25G"
+            f"{what}: {shown(text)} is no bandwidth: from one megabit to one petabit a second is expected, as 25G"
         )
     return amount.to_int()

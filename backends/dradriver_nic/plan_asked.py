@@ -135,6 +135,8 @@ def _check(one: Asked) -> None:
     is_virtual = function is not None and function.is_virtual
     if config.vf != VirtualFunction() and not is_virtual:
         raise PlanError(f"vf: device {name} is no virtual function")
+    if config.macvlan_mode != NicConfig().macvlan_mode:
+        raise PlanError(f"macvlanMode: device {name} is not shared by macvlan links")
     if one.bandwidth and config.vf.max_rate:
         raise PlanError(f"vf.maxRate: is not allowed with a share of bandwidth, which device {name} is")
     if one.vfio:
@@ -187,6 +189,7 @@ def holds_of(one: Asked, claim: ClaimRef, held: Mapping[str, ClaimRef], own: set
         holds.add(group)
     if one.macvlan:
         holds.add(_macvlan_hold(one, claim, [*held, *own]))
+        holds |= _mac_hold(one, held, own)
     return holds
 
 
@@ -200,6 +203,22 @@ def _macvlan_hold(one: Asked, claim: ClaimRef, held: Sequence[str]) -> str:
             f"macvlanMode: the card {one.name} is shared with a link of mode passthru, which allows no other beside it"
         )
     return f"{alone if mode == PASSTHRU else prefix}{claim.uid}-{one.index}"
+
+
+def _mac_hold(one: Asked, held: Mapping[str, ClaimRef], own: set[str]) -> set[str]:
+    """Return the hold on a MAC address that a share is given: a card has one link of each (macvlan_addr_busy)."""
+    mac = one.config.interface.mac
+    if not mac or one.config.macvlan_mode == PASSTHRU:
+        return set()
+    if one.link and mac == one.link.mac:
+        raise PlanError(f"interface.hardwareAddr: {mac} is that of the card {one.name} itself")
+    name = f"mac:{one.name}:{mac}"
+    if name in held or name in own:
+        whose = f"claim {held[name]}" if name in held else "this claim"
+        raise PlanError(
+            f"interface.hardwareAddr: {mac} is that of another share of the card {one.name}, of {whose}"
+        )
+    return {name}
 
 
 def from_pool(one: Asked, asked: Sequence[Asked], held: set[str]) -> tuple[str, ...]:

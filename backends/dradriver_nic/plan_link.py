@@ -7,7 +7,7 @@ from ipaddress import ip_address, ip_interface, ip_network
 from dradriver.backend import PlanError
 from dradriver.model import shown
 from dradriver_nic.actuate.inpod import PodLink, PodRoute, PodRule
-from dradriver_nic.config import PASSTHRU, Interface, NicConfig
+from dradriver_nic.config import PASSTHRU, Interface, NicConfig, too_small
 from dradriver_nic.inventory import ETHERNET, Link
 from dradriver_nic.sysctls import check_sysctl
 
@@ -68,6 +68,8 @@ def _pod_link(
     config: NicConfig, addresses: tuple[str, ...], *, name: str, mac: str, keep_routes: bool
 ) -> PodLink:
     interface, vrf = config.interface, config.interface.vrf
+    if interface.mtu and (message := too_small(interface.mtu, map(ip_interface, addresses))):
+        raise PlanError(f"interface.mtu: {message}")
     _check_routes(config, addresses)
     sizes = {
         "gsoMaxSize": interface.gso_max_size,

@@ -1,5 +1,6 @@
 """A network interface moved into the pod as it is, and back."""
 
+import contextlib
 import errno
 import logging
 from collections.abc import Iterator
@@ -10,7 +11,6 @@ from dradriver.backend import BackendError, HostStep, Observed, Phase, Transient
 from dradriver.model.text import plain
 from dradriver_nic import messages as m
 from dradriver_nic.actuate.before import (
-    FAMILIES,
     NUMBERS,
     Before,
     decoded,
@@ -19,16 +19,15 @@ from dradriver_nic.actuate.before import (
     read_before,
 )
 from dradriver_nic.actuate.features import Features, by_kernel_names
-from dradriver_nic.actuate.found import Seen, Which, by_index, find, links_in, named, seen_in
+from dradriver_nic.actuate.found import Seen, Which, by_index, find, links_in, named
 from dradriver_nic.actuate.inpod import PodLink, configure, deconfigure
+from dradriver_nic.actuate.kept import refuse_of_host
 from dradriver_nic.actuate.podspace import NOTED, PodSpace, pod_of_facts, pod_with_links
 from dradriver_nic.actuate.restore import Restorer, route_request
-from dradriver_nic.actuate.rtnl import RefusedError, Rtnl, telling, why
+from dradriver_nic.actuate.rtnl import RefusedError, Rtnl, naming, telling, why
 from dradriver_nic.away import Moved
 from dradriver_nic.inventory import Link
-from dradriver_nic.kernel import default_routes
 from dradriver_nic.netns import inside
-from dradriver_nic.uplink import built_upon, kept_for_host, relatives
 
 if TYPE_CHECKING:
     from dradriver_nic.backend import NicBackend
@@ -67,7 +66,8 @@ class MoveLink(HostStep["NicBackend"]):
     def describe(self) -> str:
         """Return what is done, for people."""
         as_what = f" as {plain(self.wanted.name)}" if self.wanted.name else ""
-        return f"move {plain(self.which.name or self.device)} ({self.device}) into the pod{as_what}"
+        name = plain(self.which.name or self.device)
+        return f"move {name} ({self.device}) into the pod{as_what}{self.wanted.words()}"
 
     # --- into the pod
 
@@ -78,7 +78,7 @@ class MoveLink(HostStep["NicBackend"]):
             with actuator.home() as home:
                 seen = self._at_home(backend, work, home)
                 if seen:
-                    _refuse_of_host(home, seen, self.device)
+                    refuse_of_host(home, seen, self.device)
                     as_it_is = self._record(backend, work, home, seen, pod)
                     _note(backend, self.device, as_it_is)
                     self._move(home, seen, as_it_is, pod)
@@ -87,18 +87,20 @@ class MoveLink(HostStep["NicBackend"]):
                 raise BackendError(f"{self.device}: its network interface is not on the host")
             if not seen:
                 self._refuse_elsewhere(backend, work, pod)
-            inside(pod.path, lambda: self._configure(before))
+            inside(pod.path, lambda: self._configure(work, before))
 
     def _record(self, backend: "NicBackend", work: Work, home: Rtnl, seen: Seen, pod: PodSpace) -> Before:
         """Record how the link is, unless that is known from before, and where it goes."""
         known = decoded(work)
         if known and pod.is_noted(work.facts):
+            if work.facts.get("number"):  # it was there once, and is to get another one
+                work.record({"number": None})
             return known
         namespace = backend.actuator.namespace
         before = known
         if before is None:
             before = inside(namespace, lambda: self._read(home, seen))
-        work.record({"before": encoded(before), **pod.noted(work.netns)})
+        work.record({"before": encoded(before), "number": None, **pod.noted(work.netns)})
         return before
 
     def _read(self, home: Rtnl, seen: Seen) -> Before:
@@ -113,7 +115,7 @@ class MoveLink(HostStep["NicBackend"]):
         wanted, name = self.wanted, before.link.name
         if not wanted.features and not wanted.private_flags:
             return before
-        with Features() as features:
+        with Features() as features, naming(self.device):
             now = features.features(name) if wanted.features else {}
             flags = features.private_flags(name) if wanted.private_flags else {}
             kernel = by_kernel_names(dict(wanted.features), now)
@@ -162,16 +164,19 @@ class MoveLink(HostStep["NicBackend"]):
             f"{self.device} is in another pod that uses the claim: one pod at a time can have it"
         )
 
-    def _configure(self, before: Before) -> None:
+    def _configure(self, work: Work, before: Before) -> None:
         """Configure the link, in a thread that is in the pod's namespace."""
         with Rtnl() as rtnl:
-            seen = self._seen_inside(rtnl, before)
+            seen = self._seen_inside(rtnl, work, before)
             if seen is None:
                 raise BackendError(
                     f"{self.device}: its network interface is neither on the host nor in the pod"
                 )
+            if not self.which.device and work.facts.get("number") != seen.index:
+                work.record({"number": seen.index})
             seen = self._completed(rtnl, seen, before)
-            configure(rtnl, seen, self.wanted, self._inherited(before, seen.index))
+            with naming(self.device):
+                configure(rtnl, seen, self.wanted, self._inherited(before, seen.index))
 
     def _completed(self, rtnl: Rtnl, seen: Seen, before: Before) -> Seen:
         """Give a link what the message that moved it may not have given: it may have been cut off in between."""
@@ -222,7 +227,7 @@ class MoveLink(HostStep["NicBackend"]):
                         before = replace(before, link=replace(before.link, mac=""))
                     restorer = Restorer(home, before)
                     inside(backend.actuator.namespace, lambda: restorer.restore(seen))
-            forget(work, "before", *NOTED)
+            forget(work, "before", "number", *NOTED)
         backend.away.discard(self.device)
 
     def _fetch(self, backend: "NicBackend", work: Work, before: Before) -> None:
@@ -232,7 +237,7 @@ class MoveLink(HostStep["NicBackend"]):
             return
         with pod, PodSpace(backend.actuator.home_file()) as home, pod.rtnl() as rtnl:
             deconfigure(rtnl, self.wanted)
-            seen = self._seen_inside(rtnl, before)
+            seen = self._seen_inside(rtnl, work, before)
             if seen:
                 _bring_home(rtnl, seen, before, home.fd)
 
@@ -249,7 +254,8 @@ class MoveLink(HostStep["NicBackend"]):
         """Return the link where it is on the host; another one that has its name meanwhile is not it.
 
         Without hardware it has its number, and where that went to another one, the name of before, the one that it had
-        in the pod, or a free one. These count only where it is not in the pod still.
+        in the pod, or a free one. These count only where it is not in the pod still, and with a MAC address that it can
+        have.
         """
         before = decoded(work)
         if before is None or self.which.device:
@@ -260,11 +266,13 @@ class MoveLink(HostStep["NicBackend"]):
         pod = pod_of_facts(work, backend.host)
         if pod:
             with pod, pod.rtnl() as rtnl:
-                if self._seen_inside(rtnl, before):
+                if self._seen_inside(rtnl, work, before):
                     return None
         names = (before.link.name, self.wanted.name, f"dev{before.link.index}")
+        macs = self._macs(before)
         candidates = (named(home, name) for name in names if name)
-        return next((one for one in candidates if one and self._is_like(one, before)), None)
+        likely = (one for one in candidates if one and self._is_like(one, before))
+        return next((one for one in likely if not macs or one.link.mac in macs), None)
 
     def _is_like(self, seen: Seen, before: Before) -> bool:
         return seen.link.kind == self.which.kind and seen.base == before.base
@@ -292,7 +300,7 @@ class MoveLink(HostStep["NicBackend"]):
         if pod is None:
             return Observed.PARTIAL if self._is_expected(backend) else Observed.UNDONE
         with pod, pod.rtnl() as rtnl:
-            seen = self._seen_inside(rtnl, before)
+            seen = self._seen_inside(rtnl, work, before)
         return Observed.PARTIAL if seen is None else Observed.DONE
 
     def recall(self, backend: "NicBackend", work: Work) -> bool:
@@ -300,21 +308,30 @@ class MoveLink(HostStep["NicBackend"]):
         before = decoded(work)
         return before is not None and _note(backend, self.device, before)
 
-    def _seen_inside(self, rtnl: Rtnl, before: Before) -> Seen | None:
-        name, mac = self.wanted.name or before.link.name, self.wanted.mac or before.link.mac
+    def _seen_inside(self, rtnl: Rtnl, work: Work, before: Before) -> Seen | None:
+        number, macs = int(work.facts.get("number") or 0), self._macs(before)
         return next(
             (
                 one
                 for one in links_in(rtnl)
-                if self.which.fits_inside(one, before.link, before.base, name=name, mac=mac)
+                if self.which.fits_inside(one, before.base, number=number, macs=macs, name=before.link.name)
             ),
             None,
         )
+
+    def _macs(self, before: Before) -> frozenset[str]:
+        """Return the MAC addresses that it has on the host, and that it is given; none for kinds without one."""
+        mac = before.link.mac
+        return frozenset({mac, self.wanted.mac or mac} if mac.strip("0:") else ())
 
 
 def _bring_home(rtnl: Rtnl, seen: Seen, before: Before, fd: int) -> None:
     """Move a link to the host, under its number and name where they are free; else under others."""
     rtnl.change(m.RTM_NEWLINK, m.up(seen.index, is_up=False))
+    if not before.link.device and before.link.mac and seen.link.mac != before.link.mac:
+        # By its address it is known on the host where number and name are another link's by now.
+        with contextlib.suppress(RefusedError):
+            rtnl.change(m.RTM_NEWLINK, m.link(seen.index, m.mac(before.link.mac)))
     if seen.link.master:
         rtnl.change(m.RTM_NEWLINK, m.link(seen.index, m.u32(m.IFLA_MASTER, 0)))
     # One that a link of the host has would keep it from coming back; they are restored there.
@@ -341,28 +358,6 @@ def forget(work: Work, *facts: str) -> None:
         work.record(dict.fromkeys(facts))
     except Exception as error:  # noqa: BLE001 - whatever the engine's journal fails with
         log.warning("what was undone is not recorded: %s", error)
-
-
-def _refuse_of_host(home: Rtnl, seen: Seen, device: str) -> None:
-    """Refuse a link that became the host's own since the claim was prepared. Raises BackendError, UnavailableError."""
-    requests = (m.ROUTE.pack(family, *[0] * 8) + m.u32(m.RTA_OIF, seen.index) for family in FAMILIES)
-    routes = [body for request in requests for body in home.listed(m.RTM_GETROUTE, request)]
-    over = default_routes(routes, lambda: home.listed(m.RTM_GETNEXTHOP, bytes(m.NEXTHOP.size)))
-    links = {one.index: one.link for one in _near(home, seen)}
-    kept = built_upon(links) | kept_for_host(links, over, relatives(links, over))
-    if seen.index in kept:
-        raise BackendError(f"device {device} is the host's own now: {kept[seen.index]}")
-
-
-def _near(home: Rtnl, seen: Seen) -> Iterator[Seen]:
-    """Yield a link, its master, and what is made on it: of a thousand links the others are not worth decoding here."""
-    yield seen
-    master = by_index(home, seen.link.master) if seen.link.master else None
-    if master:
-        yield master
-    made_on_it = m.u32(m.IFLA_LINK, seen.index)
-    bodies = home.listed(m.RTM_GETLINK, m.link(0, m.link_mask()))
-    yield from (seen_in(body) for body in bodies if made_on_it in body)
 
 
 def _note(backend: "NicBackend", device: str, before: Before) -> bool:

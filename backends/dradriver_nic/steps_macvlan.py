@@ -10,8 +10,10 @@ from dradriver.model.text import plain
 from dradriver_nic import messages as m
 from dradriver_nic.actuate import shaping
 from dradriver_nic.actuate.actuator import holder_of
+from dradriver_nic.actuate.before import NUMBERS
 from dradriver_nic.actuate.found import Seen, Which, by_index, find, links_in, named
 from dradriver_nic.actuate.inpod import PodLink, configure, deconfigure
+from dradriver_nic.actuate.kept import refuse_of_host
 from dradriver_nic.actuate.podspace import NOTED, PodSpace, pod_of_facts, pod_with_links
 from dradriver_nic.actuate.rtnl import (
     NLM_F_CREATE,
@@ -19,6 +21,7 @@ from dradriver_nic.actuate.rtnl import (
     NLM_F_REPLACE,
     RefusedError,
     Rtnl,
+    naming,
     telling,
     why,
 )
@@ -68,6 +71,11 @@ class ShareCard(HostStep["NicBackend"]):
         """Number of its filters, by which they are told from others; never 0."""
         return int(self._digest[:8], 16) | 1
 
+    @property
+    def _clsact(self) -> str:
+        """Name of the setting whether filters can hang on the card."""
+        return f"{self.device}.{shaping.CLSACT}"
+
     def _queue(self, parent: int) -> str:
         """Return the name of the device that packets wait in front of."""
         return f"dra{self._digest[:10]}{'o' if parent == shaping.EGRESS else 'i'}"
@@ -81,13 +89,15 @@ class ShareCard(HostStep["NicBackend"]):
                 raise BackendError(f"{self.device}: its network interface is not on the host")
             index = card.index
             actuator.take_up(home, card, self.device, self._holder)
-            actuator.settings.take(
-                f"{self.device}.{shaping.CLSACT}",
+            was_there = actuator.settings.take(
+                self._clsact,
                 self._holder,
                 True,
-                read=lambda: shaping.has_clsact(home, index),
+                read=lambda: shaping.has_others_clsact(home, index),
                 change=lambda _: self._hang(home, index),
             )
+            if not was_there and not work.facts.get("hung"):
+                work.record({"hung": True})
             queues = {parent: self._make_queue(home, parent) for parent in _DIRECTIONS}
             with actuator.lock(self.device):
                 there = {one.parent for one in shaping.filters(home, index) if one.tag == self._tag}
@@ -126,9 +136,12 @@ class ShareCard(HostStep["NicBackend"]):
                 queue = named(home, self._queue(parent))
                 if queue and queue.link.kind == _IFB:
                     home.change(m.RTM_DELLINK, m.link(queue.index))
-            actuator.settings.leave(
-                f"{self.device}.{shaping.CLSACT}", self._holder, lambda before: _unhang(home, card, before)
+            known = actuator.settings.leave(
+                self._clsact, self._holder, lambda before: _unhang(home, card, before)
             )
+            if not known and work.facts.get("hung") and not work.rebooted:
+                # The run directory was removed meanwhile.
+                _unhang(home, card, before=False)
             actuator.let_down(home, card, self.device, self._holder)
 
     def observe(self, backend: "NicBackend", work: Work) -> Observed:
@@ -179,7 +192,8 @@ class AddMacvlan(HostStep["NicBackend"]):
     def describe(self) -> str:
         """Return what is done, for people."""
         name = plain(self.which.name)
-        return f"make a macvlan link {plain(self.wanted.name)} on {name} ({self.device}) in the pod"
+        made = f"make a macvlan link {plain(self.wanted.name)} on {name} ({self.device}) in the pod"
+        return f"{made}{self.wanted.words()}"
 
     def apply(self, backend: "NicBackend", work: Work) -> None:
         """Make it, and configure it."""
@@ -193,6 +207,7 @@ class AddMacvlan(HostStep["NicBackend"]):
                 card = find(home, self.which)
                 if card is None:
                     raise BackendError(f"{self.device}: its network interface is not on the host")
+                refuse_of_host(home, card, self.device, shared=True)
                 if not pod.is_noted(work.facts):
                     work.record({**pod.noted(work.netns), "card": card.index, "link": None})
                 inside(pod.path, lambda: self._in_pod(work, home, card, pod))
@@ -212,7 +227,15 @@ class AddMacvlan(HostStep["NicBackend"]):
                 seen = self._renamed(rtnl, seen)
             if seen.link.mac != self.wanted.mac:  # one of mode passthru begins with that of the card
                 rtnl.change(m.RTM_NEWLINK, m.link(seen.index, m.mac(self.wanted.mac)))
-            configure(rtnl, seen, self.wanted)
+            sizes = [
+                (NUMBERS[size], value)
+                for size, value in self.wanted.sizes
+                if seen.number(NUMBERS[size]) != value
+            ]
+            if sizes:
+                rtnl.change(m.RTM_NEWLINK, m.link(seen.index, *(m.u32(kind, value) for kind, value in sizes)))
+            with naming(self.device):
+                configure(rtnl, seen, self.wanted)
 
     @property
     def _first_name(self) -> str:
@@ -252,13 +275,16 @@ class AddMacvlan(HostStep["NicBackend"]):
         return by_index(rtnl, seen.index) or seen
 
     def _is_mine(self, seen: Seen, card: int, number: int) -> bool:
-        """Return whether a link in the pod is the one: the pod may have changed its name and its address.
+        """Return whether a link in the pod is the one.
 
-        number   that it was made with; 0 where that was not recorded any more
+        The pod may have changed its name and its address, and may have others on the card, by other claims: not even
+        the name that this one is to have says that it is this one.
+
+        number   that it was made with; 0 where that was not recorded any more: it has its first name still
         """
-        link = seen.link
-        near = link.name in {self.wanted.name, self._first_name} or link.mac == self.wanted.mac
-        return link.kind == _MACVLAN and seen.base == card and (near or seen.index == number)
+        if seen.link.kind != _MACVLAN or seen.base != card:
+            return False
+        return seen.index == number if number else seen.link.name == self._first_name
 
     def _mine(self, rtnl: Rtnl, work: Work, card: int) -> Seen | None:
         number = int(work.facts.get("link") or 0)

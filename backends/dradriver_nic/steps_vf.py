@@ -17,6 +17,7 @@ from dradriver_nic.actuate import sriov
 from dradriver_nic.actuate.actuator import holder_of
 from dradriver_nic.actuate.before import FAMILIES, addresses_on, is_given, read_before
 from dradriver_nic.actuate.found import Seen, Which, find, links_in
+from dradriver_nic.actuate.kept import refuse_of_host
 from dradriver_nic.actuate.restore import Restorer
 from dradriver_nic.actuate.rtnl import RefusedError, Rtnl, telling, why
 from dradriver_nic.inventory import RdmaDevice, VFSettings, function_name
@@ -263,8 +264,10 @@ class SetVF(HostStep["NicBackend"]):
             now = self._now(card)
             if card is None or now is None:
                 raise BackendError(f"{self.device}: {self.card} does not show virtual function {self.number}")
+            own = self._link(home)
+            if own:
+                refuse_of_host(home, own, self.device)
             if not work.facts.get("before"):
-                own = self._link(home)
                 own_mac = own.link.mac if own else ""
                 work.record({"before": msgspec.to_builtins(now), "mac": own_mac})
             for what, body in sriov.changes(card.index, now, self._wanted(now)):

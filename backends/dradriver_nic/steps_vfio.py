@@ -9,6 +9,7 @@ from dradriver.backend import BackendError, HostStep, Observed, TransientError, 
 from dradriver.backend.vfio import VFIO
 from dradriver_nic.actuate.before import decoded, encoded, read_before
 from dradriver_nic.actuate.found import Which, find
+from dradriver_nic.actuate.kept import refuse_of_host
 from dradriver_nic.actuate.restore import Restorer
 from dradriver_nic.actuate.rtnl import telling
 from dradriver_nic.away import Moved
@@ -46,8 +47,7 @@ class BindVfio(HostStep["NicBackend"]):
             raise BackendError(f"{self.device} is not on the bus")
         ours = {self.address, *self.companions}
         vfio.check_viable(self.address, lambda one: one.address in ours, self.device)
-        if "driver" not in work.facts:
-            self._record(backend, work)
+        self._record(backend, work)
         backend.away.add(self.device, Moved())
         vfio.bind(self.address, VFIO, VFIO)
         vfio.check_node(self.address, self.device)
@@ -56,9 +56,14 @@ class BindVfio(HostStep["NicBackend"]):
             work.record({"group": group})
 
     def _record(self, backend: "NicBackend", work: Work) -> None:
+        """Record what it was, unless that is known. Raises BackendError where the host needs its interface now."""
         vfio, actuator = backend.actuator.vfio, backend.actuator
         with telling(f"{self.device} cannot be bound to {VFIO}"), actuator.home() as home:
             seen = find(home, self.which)
+            if seen:
+                refuse_of_host(home, seen, self.device)
+            if "driver" in work.facts:
+                return
             before = inside(actuator.namespace, lambda: read_before(home, seen)) if seen else None
         work.record(
             {

@@ -4,6 +4,7 @@ Facts: kernel, Documentation/networking/ip-sysctl.rst.
 """
 
 import re
+from difflib import get_close_matches
 
 from dradriver.model import shown
 
@@ -17,7 +18,12 @@ INTERFACE = "IFNAME"
 
 _SYSCTL = re.compile(rf"net\.(ipv4|ipv6)\.(conf|neigh)\.{INTERFACE}\.([a-z0-9_]{{1,64}})")
 _SYSCTL_VALUE = re.compile(r"-?[0-9]{1,10}")
-_SYSCTLS = {
+_NEIGHBOUR_SYSCTLS = _names(
+    """anycast_delay app_solicit base_reachable_time_ms delay_first_probe_time gc_stale_time interval_probe_time_ms
+    locktime mcast_resolicit mcast_solicit proxy_delay proxy_qlen retrans_time_ms ucast_solicit unres_qlen
+    unres_qlen_bytes"""
+)
+SYSCTLS = {
     ("ipv4", "conf"): _names(
         """accept_local accept_redirects accept_source_route arp_accept arp_announce arp_evict_nocarrier arp_filter
         arp_ignore arp_notify disable_policy disable_xfrm drop_gratuitous_arp drop_unicast_in_l2_multicast
@@ -37,12 +43,10 @@ _SYSCTLS = {
         seg6_require_hmac suppress_frag_ndisc temp_prefered_lft temp_valid_lft use_oif_addrs_only use_optimistic
         use_tempaddr"""
     ),
+    ("ipv4", "neigh"): _NEIGHBOUR_SYSCTLS,
+    ("ipv6", "neigh"): _NEIGHBOUR_SYSCTLS,
 }
-_NEIGHBOUR_SYSCTLS = _names(
-    """anycast_delay app_solicit base_reachable_time_ms delay_first_probe_time gc_stale_time interval_probe_time_ms
-    locktime mcast_resolicit mcast_solicit proxy_delay proxy_qlen retrans_time_ms ucast_solicit unres_qlen
-    unres_qlen_bytes"""
-)
+"""Names by family and kind."""
 
 
 def check_sysctl(name: str, value: str) -> tuple[str, str, str]:
@@ -56,9 +60,14 @@ def check_sysctl(name: str, value: str) -> tuple[str, str, str]:
             f"sysctls: {shown(name)} is not of the interface: names like net.ipv4.conf.{INTERFACE}.arp_ignore are "
             f"allowed, in which {INTERFACE} stands for it"
         )
-    allowed = _NEIGHBOUR_SYSCTLS if match[2] == "neigh" else _SYSCTLS[match[1], match[2]]
+    allowed = SYSCTLS[match[1], match[2]]
     if match[3] not in allowed:
-        raise ValueError(f"sysctls: {shown(name)} is not allowed: allowed are {', '.join(sorted(allowed))}")
+        # All of them are longer than what an event of a pod should say.
+        near = " or ".join(get_close_matches(match[3], sorted(allowed)))
+        raise ValueError(
+            f"sysctls: {shown(name)} is not allowed{f' (is {near} meant?)' if near else ''}: docs/configuration.md "
+            "lists those that are"
+        )
     if not _SYSCTL_VALUE.fullmatch(value):
         raise ValueError(f"sysctls: {shown(name)}: {shown(value)} is no whole number")
     return match[1], match[2], match[3]

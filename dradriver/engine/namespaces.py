@@ -3,8 +3,10 @@
 import os
 import threading
 
+from dradriver.backend import BackendError
 from dradriver.engine.locks import Key
 from dradriver.engine.records import Record, SandboxRecord
+from dradriver.model import shown
 
 
 class Namespaces:
@@ -17,9 +19,16 @@ class Namespaces:
         self._open: dict[Key, tuple[int, int]] = {}
 
     def hold(self, key: Key, path: str) -> int:
-        """Open the namespace that a claim goes to, and return its number. Raises OSError."""
+        """Open the namespace that a claim goes to, and return its number. Raises BackendError."""
         self.release(key)
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise BackendError(
+                f"the pod's network namespace, which the container runtime says is {shown(path)}, cannot be opened: "
+                f"{error.strerror}; where dradriver is in a container, the host's directory of it must be mounted "
+                "there with mount propagation HostToContainer"
+            ) from None
         number = os.fstat(fd).st_ino
         with self._guard:
             self._open[key] = (fd, number)
@@ -54,7 +63,7 @@ class Namespaces:
             return None
         try:
             number = self.hold(key, sandbox.netns)
-        except OSError:
+        except BackendError:
             return None
         if number != sandbox.number:
             self.release(key)

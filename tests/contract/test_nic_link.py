@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from dradriver.backend import BackendError, Observed, TransientError
+from dradriver.engine.sandboxes import RUN_SECONDS
 from dradriver.model import NetworkData
 from dradriver_nic import NicBackend
 from dradriver_nic import messages as m
@@ -167,6 +168,22 @@ def test_what_is_not_configured_comes_along_as_it_is(
     assert_same(host, before)
 
 
+def test_routes_to_one_network_that_the_host_appended_come_along_together(
+    backend: NicBackend, host: Namespace, pod: Namespace
+) -> None:
+    host.run(
+        "route append 10.77.0.0/16 via 10.8.0.3 metric 50", "route append 10.77.0.0/16 via 10.8.0.4 metric 50"
+    )
+    before = state_of(host)
+    life = claimed(backend, CARD).prepare()
+    for _ in range(2):  # again, as after a restart
+        life.start(pod)
+        routes = pod.call("ip", "route", "show", "10.77.0.0/16")
+        assert re.findall(r"via (\S+) dev card0.* metric 50", routes) == ["10.8.0.1", "10.8.0.3", "10.8.0.4"]
+    life.unprepare()
+    assert_same(host, before)
+
+
 def test_it_stays_published_while_it_is_in_a_pod(backend: NicBackend, pod: Namespace) -> None:
     before = backend.devices(backend.probe()).device(CARD)
     life = claimed(backend, CARD, config=CONFIG).prepare().start(pod)
@@ -272,6 +289,83 @@ def test_another_link_that_took_its_name_meanwhile_is_left_alone(
     assert_same(pod, empty)
     assert link_of(host, "card0") == other
     assert "inet 10.8.0.5/24" in host.call("ip", "addr")
+
+
+needs_ifb = pytest.mark.skipif(not supports("ifb"), reason="this kernel has no intermediate devices (ifb)")
+
+
+def bare(space: Namespace) -> str:
+    """Return the links of a namespace, with their addresses."""
+    return space.call("ip", "-o", "link") + space.call("ip", "-o", "-4", "addr")
+
+
+@needs_ifb
+@pytest.mark.parametrize("taken", ["net1", "card0"])
+def test_a_link_of_the_pods_own_that_has_its_name_is_left_to_the_pod(
+    host: Namespace, pod: Namespace, tmp_path: Path, taken: str
+) -> None:
+    """Of its kind, too, as one with nothing below it has no other one opposite."""
+    host.run("link add card0 type ifb", "addr add 10.8.0.5/24 dev card0")
+    pod.run(f"link add {taken} type ifb", f"addr add 10.200.0.2/24 dev {taken}")
+    before, own = bare(host), bare(pod)
+    backend = backend_on(host, tmp_path, virtualLinks=["ifb"])
+    name = {"interface": {"name": "net1"}} if taken == "net1" else {}
+    life = claimed(backend, CARD, config=name).prepare()
+    with pytest.raises(BackendError, match=f"the pod has another network interface {taken}"):
+        life.start(pod)
+    life.restarted(backend).unprepare()
+    assert (bare(host), bare(pod)) == (before, own)
+
+
+@needs_ifb
+def test_two_links_of_one_kind_in_a_pod_are_not_mixed_up(
+    host: Namespace, pod: Namespace, tmp_path: Path
+) -> None:
+    """The pod gives the first one the number that the second one has on the host."""
+    host.run("link add card0 type ifb", "link add card1 type ifb")
+    pod.run("link add eth0 type bridge")
+    before, own = bare(host), bare(pod)
+    backend = backend_on(host, tmp_path, virtualLinks=["ifb"])
+    lives = [
+        claimed(
+            backend,
+            f"nic-link-card{number}",
+            name=f"claim{number}",
+            config={"interface": {"name": f"net{number}", "addresses": [f"10.9.0.{number}/24"]}},
+        ).prepare()
+        for number in (1, 0)
+    ]
+    lives.reverse()
+    number_of_second = link_of(host, "card1")["ifindex"]
+    macs = [link_of(host, f"card{number}")["address"] for number in range(2)]
+    for life in lives:
+        life.start(pod)
+    assert link_of(pod, "net0")["ifindex"] == number_of_second
+    assert [link_of(pod, f"net{number}")["address"] for number in range(2)] == macs
+    assert [addresses(link_of(pod, f"net{number}")) for number in range(2)] == [
+        ["10.9.0.0/24"],
+        ["10.9.0.1/24"],
+    ]
+    pod.run("link set net0 down", "link set net0 name swap", "link set net1 down", "link set net1 name net0")
+    pod.run("link set swap name net1")
+    assert [life.restarted(backend).observe(pod) for life in lives] == [[Observed.DONE], [Observed.DONE]]
+    for life in lives:
+        life.restarted(backend).unprepare()
+    assert (bare(host), bare(pod)) == (before, own)
+
+
+@needs_ifb
+def test_a_link_of_the_host_that_is_called_as_the_lost_one_was_in_the_pod_is_left_alone(
+    host: Namespace, tmp_path: Path
+) -> None:
+    host.run("link add card0 type ifb", "addr add 10.8.0.5/24 dev card0", "link add net1 type ifb")
+    backend = backend_on(host, tmp_path, virtualLinks=["ifb"])
+    with namespace() as gone:
+        life = claimed(backend, CARD, config={"interface": {"name": "net1"}}).prepare().start(gone)
+        gone.run("link del net1")
+    before = bare(host)
+    life.unprepare()
+    assert bare(host) == before
 
 
 def test_an_alternative_name_that_was_taken_meanwhile_keeps_nobody_waiting(
@@ -407,6 +501,14 @@ def test_a_second_pod_of_the_claim_is_refused(backend: NicBackend, host: Namespa
         ),
         (
             "link set lo up",
+            {
+                **CONFIG,
+                "routes": [{"destination": "10.9.0.0/24", "gateway": "10.9.0.1"}],
+            },
+            "route to 10.9.0.0/24: the interface has one already, on the link; give it a metric",
+        ),
+        (
+            "link set lo up",
             {**CONFIG, "ethtool": {"features": {"warp-drive": True}}},
             "feature 'warp-drive' of the network interface is not there",
         ),
@@ -423,10 +525,23 @@ def test_what_the_pod_cannot_have_leaves_nothing_behind(
     before = state_of(host)
     pod.run(setup)
     life = claimed(backend, CARD, config=config).prepare()
-    with pytest.raises(BackendError, match=message):
+    with pytest.raises(BackendError, match=f"^{CARD}: {message}"):
         life.start(pod)
     life.unprepare()
     assert_same(host, before)
+
+
+def test_a_thousand_routes_that_are_there_already_fit_into_the_hooks_time(
+    backend: NicBackend, host: Namespace, pod: Namespace
+) -> None:
+    """As after a restart. Each is told by the kernel to be there, and is not looked for by itself."""
+    destinations = [f"11.{number >> 8}.{number & 255}.0/24" for number in range(1500)]
+    routes = [{"destination": one, "gateway": "10.9.0.1"} for one in destinations]
+    life = claimed(backend, CARD, config={**CONFIG, "routes": routes}).prepare().start(pod)
+    began = time.monotonic()
+    life.restarted(backend).start(pod)
+    assert time.monotonic() - began < RUN_SECONDS
+    life.unprepare()
 
 
 def test_hardware_that_is_on_its_way_home_is_waited_for(backend: NicBackend, pod: Namespace) -> None:
@@ -458,7 +573,13 @@ def as_text(life: Life) -> str:
 
 def test_steps_are_told_in_words(backend: NicBackend) -> None:
     life = claimed(backend, CARD, config=CONFIG)
-    assert as_text(life) == "move card0 (nic-link-card0) into the pod as net1"
+    assert as_text(life) == (
+        "move card0 (nic-link-card0) into the pod as net1, with 10.9.0.2/24, 2001:db8:9::2/64, MTU 1300, 4 routes, "
+        "1 rule, 1 neighbour, 2 sysctls and 1 setting"
+    )
+    assert as_text(claimed(backend, CARD, config={"routes": [{"destination": "10.8.7.0/24"}]})) == (
+        "move card0 (nic-link-card0) into the pod, with 10.8.0.5/24, 10.8.1.5/24, 3 more addresses and 1 route"
+    )
 
 
 def test_a_program_that_the_pod_left_on_the_link_is_taken_off(

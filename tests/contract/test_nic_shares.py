@@ -1,6 +1,8 @@
 """Shares of a card, in real network namespaces: macvlan links in pods, and limits that hold both ways."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ CONFIG: dict[str, Any] = {
     "interface": {"name": "fabric0", "addresses": ["10.9.0.2/24", "2001:db8:9::2/64"], "mtu": 1400},
     "routes": [{"destination": "10.99.0.0/16", "gateway": "10.9.0.1"}],
 }
+ON_IT = ["link add link card0 name up0 type macvlan", "link set up0 up"]
 PCI_CARD, PCI_FUNCTION = "0000:15:01.0", "0000:15:01.1"
 MEGABIT = 10**6
 
@@ -43,7 +46,7 @@ def backend(host: Namespace, wire: Namespace, tmp_path: Path) -> NicBackend:
     cable(host, "card0", wire)
     host.run("addr add 10.9.0.5/24 dev card0")
     wire.run("addr add 10.9.0.1/24 dev wire0", "addr add 2001:db8:9::1/64 dev wire0 nodad")
-    return backend_on(host, tmp_path, mode="shares", bandwidths={"*": "800G"})
+    return backend_on(host, tmp_path, mode="shares", bandwidths={"*": "1P"})
 
 
 def test_a_pod_has_a_macvlan_link_as_it_is_configured(
@@ -93,7 +96,7 @@ def test_the_limit_holds_within_a_tenth_both_ways(
     assert_same(host, before)
 
 
-@pytest.mark.parametrize("gigabits", [0.001, 25, 34, 400])
+@pytest.mark.parametrize("gigabits", [0.001, 25, 34, 35, 100, 400, 10**6])
 def test_rates_of_all_cards_are_as_tc_shows_them(
     backend: NicBackend, host: Namespace, gigabits: float
 ) -> None:
@@ -232,6 +235,33 @@ def test_what_others_do_with_the_card_stays(backend: NicBackend, host: Namespace
     )
 
 
+@pytest.mark.parametrize("last", [0, 1])
+def test_nothing_is_left_on_the_card_where_the_run_directory_was_removed_meanwhile(
+    backend: NicBackend, host: Namespace, tmp_path: Path, last: int
+) -> None:
+    """Of two shares one was made before that, and one after."""
+    before = state_of(host)
+    lives = [claimed(backend, CARD, name="a", config=CONFIG).prepare()]
+    shutil.rmtree(tmp_path / "run")
+    lives.append(claimed(backend, CARD, name="b", config=CONFIG).prepare())
+    lives[1 - last].restarted(backend).unprepare()
+    assert "clsact" in host.call("tc", "qdisc", "show", "dev", "card0")
+    lives[last].restarted(backend).unprepare()
+    assert "clsact" not in host.call("tc", "qdisc", "show", "dev", "card0")
+    assert_same(host, before)
+
+
+def test_what_somebody_hung_on_the_card_since_a_reboot_stays(
+    backend: NicBackend, host: Namespace, tmp_path: Path
+) -> None:
+    life = claimed(backend, CARD, config=CONFIG).prepare()
+    shutil.rmtree(tmp_path / "run")
+    for command in ("del", "add"):
+        host.call("tc", "qdisc", command, "dev", "card0", "clsact")
+    life.restarted(backend, rebooted=True).unprepare()
+    assert "clsact" in host.call("tc", "qdisc", "show", "dev", "card0")
+
+
 def test_the_same_pod_with_another_sandbox_has_the_same_link(
     backend: NicBackend, pod: Namespace, other: Namespace
 ) -> None:
@@ -300,6 +330,91 @@ def test_a_pod_that_changed_name_and_address_of_its_link_has_no_second_one(
     life.unprepare()
 
 
+def test_two_shares_of_a_card_in_one_pod_are_two_links(
+    backend: NicBackend, host: Namespace, pod: Namespace
+) -> None:
+    """Both would be called net0: the second one does not take the first one's link for its own."""
+    before, empty = state_of(host), state_of(pod)
+    first = claimed(backend, CARD, name="a", config={"interface": {"addresses": ["10.9.0.2/24"]}}).prepare()
+    second = claimed(backend, CARD, name="b", config={"interface": {"addresses": ["10.9.0.3/24"]}}).prepare()
+    first.start(pod)
+    alone = link_of(pod, "net0")
+    with pytest.raises(
+        BackendError, match=r"the pod has another network interface net0: set interface\.name"
+    ):
+        second.start(pod)
+    second.stop(pod)
+    assert link_of(pod, "net0") == alone
+    assert first.observe(pod) == [Observed.DONE, Observed.DONE]
+    named = {"interface": {"name": "net7", "addresses": ["10.9.0.3/24"]}}
+    third = claimed(backend, CARD, name="c", config=named).prepare().start(pod)
+    assert link_of(pod, "net0")["address"] != link_of(pod, "net7")["address"]
+    third.unprepare()
+    assert link_of(pod, "net0") == alone
+    first.unprepare()
+    second.unprepare()
+    assert_same(host, before)
+    assert_same(pod, empty)
+
+
+@pytest.mark.parametrize(
+    ("setup", "message"),
+    [
+        (["route add default via 10.9.0.1"], "the host's default route leads over it"),
+        (["link add br0 type bridge", "link set card0 master br0"], "it is a port of br0"),
+        ([*ON_IT, "route add default dev up0"], "it belongs to a link of the host's default route"),
+        (ON_IT, ""),
+    ],
+)
+def test_a_card_that_became_the_hosts_own_after_prepare_is_not_shared(
+    backend: NicBackend, host: Namespace, pod: Namespace, setup: list[str], message: str
+) -> None:
+    """That other links are made on it does not matter, unless the host is reached over these."""
+    life = claimed(backend, CARD, config=CONFIG).prepare()
+    host.run(*setup)
+    before, empty = state_of(host), state_of(pod)
+    if message:
+        with pytest.raises(BackendError, match=f"device {CARD} is the host's own now: {message}"):
+            life.start(pod)
+        assert_same(pod, empty)
+        assert_same(host, before)
+    else:
+        life.start(pod)
+    life.unprepare()
+
+
+def test_a_mac_address_is_one_shares_of_a_card(backend: NicBackend, host: Namespace) -> None:
+    """The kernel would refuse it only once a pod has the link."""
+    config = {"interface": {"hardwareAddr": "02:AB:00:00:00:01"}}
+    first = claimed(backend, CARD, config=config)
+    held = dict.fromkeys(first.plan.holds, first.ref)
+    taken = (
+        "interface.hardwareAddr: 02:ab:00:00:00:01 is that of another share of the card nic-link-card0, of"
+    )
+    with pytest.raises(PlanError, match=re.escape(f"{taken} claim default/claim (uid-claim)")):
+        claimed(backend, CARD, name="b", config=config, held=held)
+    names = {number: {"interface": {**config["interface"], "name": f"a{number}"}} for number in range(2)}
+    with pytest.raises(PlanError, match=f"{taken} this claim"):
+        claimed(backend, CARD, CARD, configs=names)
+    own = {"interface": {"hardwareAddr": link_of(host, "card0")["address"]}}
+    with pytest.raises(PlanError, match="is that of the card nic-link-card0 itself"):
+        claimed(backend, CARD, config=own)
+
+
+def test_sizes_of_packets_are_set_on_the_link(backend: NicBackend, pod: Namespace) -> None:
+    config = {"interface": {"gsoMaxSize": 32768, "groMaxSize": 16384}}
+    life = claimed(backend, CARD, config=config).prepare()
+    for _ in range(2):
+        life.start(pod)
+        link = link_of(pod, "net0")
+        assert (link["gso_max_size"], link["gro_max_size"]) == (32768, 16384)
+    life.unprepare()
+    life = claimed(backend, CARD, config={"interface": {"gsoMaxSize": 1 << 24}}).prepare()
+    with pytest.raises(BackendError, match="too big gso_max_size"):
+        life.start(pod)
+    life.unprepare()
+
+
 def test_an_mtu_that_the_card_has_no_more_is_told(
     backend: NicBackend, host: Namespace, pod: Namespace
 ) -> None:
@@ -337,7 +452,9 @@ def test_a_card_that_was_pulled_needs_no_undoing(
 
 def test_steps_are_told_in_words(backend: NicBackend) -> None:
     life = claimed(backend, CARD, config=CONFIG, bandwidth="25M")
-    assert [record.text for record in life.records] == [
-        "limit a share of card0 (nic-link-card0) to 25000000 bits a second",
-        "make a macvlan link fabric0 on card0 (nic-link-card0) in the pod",
-    ]
+    limit, make = [record.text for record in life.records]
+    assert limit == "limit a share of card0 (nic-link-card0) to 25000000 bits a second"
+    assert make == (
+        "make a macvlan link fabric0 on card0 (nic-link-card0) in the pod, with 10.9.0.2/24, 2001:db8:9::2/64, "
+        "MTU 1400 and 1 route"
+    )

@@ -1,6 +1,7 @@
 """Functions for programs of pods, as DPDK: bound to vfio-pci and back, with the network interface that they had."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -138,6 +139,25 @@ def test_a_driver_that_refuses_the_function_is_told_and_undone(node: SriovNode) 
         life.prepare()
     life.unprepare()
     assert driver(node) == "iavf"
+
+
+@pytest.mark.parametrize("own", ["a port of bond0", "the host's default route leads over it"])
+@pytest.mark.parametrize("config", [CONFIG, {"interface": {"hardwareAddr": "02:00:00:00:00:09"}}])
+def test_a_function_that_became_the_hosts_own_is_neither_bound_nor_changed(
+    node: SriovNode, own: str, config: dict[str, Any]
+) -> None:
+    """As the port of a bond that somebody made since the last probe."""
+    backend = backend_of(node)
+    life = claimed(backend, DEVICE, config=config)
+    index = next(link.index for link in node.links.values() if link.device == VF)
+    if "bond" in own:
+        node.values[index]["MASTER"] = node.add_link("bond0")
+    else:
+        node.routes = {index}
+    with pytest.raises(BackendError, match=f"device {DEVICE} is the host's own now: .*{own}"):
+        life.prepare()
+    life.unprepare()
+    assert (driver(node), node.requests, backend.away.moved) == ("iavf", [], {})
 
 
 def test_a_node_that_is_not_there_yet_is_waited_for(node: SriovNode) -> None:

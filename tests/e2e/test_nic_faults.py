@@ -14,6 +14,7 @@ from netns import Namespace, needs_namespaces
 from netstate import assert_same, state_of
 from nicclaims import link_of, needs_shares
 from nicdaemons import NicHost, Pod, nic_host
+from nriruntime import Refused
 from waiting import eventually
 
 pytestmark = [needs_namespaces, needs_shares]
@@ -101,6 +102,24 @@ class TestKilledWhileAPodStarts:
         assert_same(host.host, before)
         assert host.specs() == []
         assert names(pod.space) == {"lo"} if not lives else True
+
+
+class TestNamespaceThatIsNotSeenHere:
+    def test_the_pod_is_told_what_to_do(self, host: NicHost) -> None:
+        """As where the runtime's directory of namespaces is not mounted where the daemon is."""
+        host.start(cards=2)
+        before = state_of(host.host)
+        ref = host.claim("whole", WHOLE, pods=["p"])
+        assert not isinstance(host.prepare(ref), str)
+        with pytest.raises(Refused) as refused:
+            host.runtime.run_pod("p", uid="p", network="/run/netns/nobodys")
+        assert refused.value.message == (
+            "dradriver: the pod's network namespace, which the container runtime says is '/run/netns/nobodys', cannot "
+            "be opened: No such file or directory; where dradriver is in a container, the host's directory of it must "
+            "be mounted there with mount propagation HostToContainer"
+        )
+        assert host.unprepare(ref) is None
+        assert_same(host.host, before)
 
 
 class TestNamespaceRemovedByForce:

@@ -27,7 +27,7 @@ SHARE, WHOLE = "nic-link-share0", "nic-link-whole0"
 EXAMPLE = Path(__file__).parents[2] / "examples/nic-interface"
 TYPE = {"apiVersion", "kind"}
 
-OFF = " the pod, and cannot be: NRI is off in the configuration of dradriver (nri.enabled)"
+OFF = ", and cannot be: NRI is off in the configuration of dradriver (nri.enabled)"
 
 SHARE_CONFIG: dict[str, Any] = {
     "interface": {"name": "net1", "addresses": ["10.9.0.2/24", "2001:db8:9::2/64"], "mtu": 1300},

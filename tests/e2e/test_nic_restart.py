@@ -17,6 +17,7 @@ import daemons
 from dradriver.model import Health
 from dradriver.sim.kubelet import RegisteredPlugin
 from netns import needs_namespaces
+from netstate import assert_same, state_of
 from nicclaims import link_of, needs_shares
 from nicdaemons import DRIVER, POOL, NicHost, Pod, nic_host
 from waiting import eventually
@@ -143,6 +144,30 @@ def test_an_instance_that_stood_by_takes_over_unseen(host: NicHost) -> None:
         assert first.wait(30) == 0
 
     check_quiet(host, "second", activate=hand_over, times=2)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.03])
+def test_an_instance_takes_over_while_a_pod_starts(host: NicHost, seconds: float) -> None:
+    """Whether the runtime had its answer or went on without, the pod has all of it in the end, and gives it back."""
+    first = host.start(cards=3)
+    before = state_of(host.host)
+    pod = prepared(host)
+    start(host, "second")
+    eventually(lambda: "standing by" in host.node.log(), "it stands by")
+    starting = threading.Thread(target=host.run_sandbox, args=(pod,))
+    starting.start()
+    time.sleep(seconds)
+    first.send_signal(signal.SIGTERM)
+    starting.join()
+    assert first.wait(30) == 0
+    eventually(
+        lambda: any(not plugin.ended.is_set() for plugin in host.runtime.plugins),
+        "the second one has joined the runtime",
+    )
+    eventually(lambda: len(host.specs()) == 2, "it is in the pod")
+    assert {link_of(pod.space, name)["operstate"] for name in ("net1", "fast0")} == {"UP"}
+    host.end(pod)
+    assert_same(host.host, before)
 
 
 class TestCommands:

@@ -1,8 +1,10 @@
 """What users write about network cards, and what they are told of it when it cannot be."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from dradriver.backend import ConfigError, decode
 from dradriver_nic import NicConfig, NicOptions
 from dradriver_nic.config import address_range, check_name, megabits
+from dradriver_nic.sysctls import SYSCTLS, check_sysctl
 from nicnode import options_of
 
 
@@ -204,6 +207,19 @@ def test_nothing_said_leaves_the_card_as_it_is() -> None:
             "config.neighbors[0]: destination: '0.0.0.0' cannot be the address",
         ),
         (
+            {
+                "neighbors": [
+                    {"destination": address, "hardwareAddr": f"02:00:00:00:00:0{number}"}
+                    for number, address in enumerate(["fd00::1", "10.0.0.1", "fd00:0::1"])
+                ]
+            },
+            "config: neighbors[2]: fd00::1 stands there twice",
+        ),
+        (
+            {"interface": {"addresses": ["fd00::1/64", "fd00::1/48"]}},
+            "config.interface: addresses: one stands there twice",
+        ),
+        (
             {"addressPool": {"cidr": "224.0.0.0/4"}},
             "config.addressPool: cidr: 224.0.0.0/4 has no addresses of interfaces",
         ),
@@ -224,6 +240,23 @@ def test_nothing_said_leaves_the_card_as_it_is() -> None:
                 "routes": [{"destination": "::/0", "table": 8}],
             },
             "config: routes[0].table: 8 is not that of the VRF",
+        ),
+        (
+            {
+                "routes": [
+                    {"destination": "10.1.0.0/16", "gateway": "10.0.0.1"},
+                    {"destination": "10.1.0.0/16", "gateway": "10.0.0.1", "metric": 5},
+                    {"destination": "10.1.0.0/16", "gateway": "10.0.0.2", "table": 254},
+                ]
+            },
+            "config: routes[2]: routes[0] is to '10.1.0.0/16' too: a second one needs another metric",
+        ),
+        (
+            {
+                "interface": {"vrf": {"name": "blue", "table": 7}},
+                "routes": [{"destination": "::/0"}, {"destination": "::/0", "table": 7, "metric": 1024}],
+            },
+            "config: routes[1]: routes[0] is to '::/0' too: a second one needs another metric",
         ),
         (
             {"neighbors": [{"destination": "10.0.0.1/8", "hardwareAddr": "02:00:00:00:00:01"}]},
@@ -251,7 +284,11 @@ def test_nothing_said_leaves_the_card_as_it_is() -> None:
         ),
         (
             {"sysctls": {"net.ipv4.conf.IFNAME.nope": "1"}},
-            "config: sysctls: 'net.ipv4.conf.IFNAME.nope' is not allowed",
+            "config: sysctls: 'net.ipv4.conf.IFNAME.nope' is not allowed: docs/configuration.md lists those that are",
+        ),
+        (
+            {"sysctls": {"net.ipv4.conf.IFNAME.forwrding": "1"}},
+            "config: sysctls: 'net.ipv4.conf.IFNAME.forwrding' is not allowed (is forwarding meant?): docs/config",
         ),
         (
             {"sysctls": {"net.ipv4.conf.IFNAME.tag": "x"}},
@@ -383,6 +420,20 @@ def test_a_part_of_a_network_is_an_address_a_network_or_a_range() -> None:
             address_range(text, "reserved")
 
 
+def test_the_documentation_lists_the_sysctls_that_are_allowed() -> None:
+    page = (Path(__file__).parents[2] / "docs/configuration.md").read_text()
+    listed = set()
+    for below, names in re.findall(r"^\| (`net\..*) \| (.*) \|$", page, flags=re.MULTILINE):
+        for prefix in re.findall(r"`(.*?)`", below):
+            listed |= {f"{prefix}.{name}" for name in re.findall(r"`(.*?)`", names)}
+    for name in listed:
+        check_sysctl(name, "1")
+    allowed = {
+        f"net.{family}.{kind}.IFNAME.{name}" for (family, kind), names in SYSCTLS.items() for name in names
+    }
+    assert listed == allowed
+
+
 # --- options
 
 
@@ -397,6 +448,7 @@ def test_a_part_of_a_network_is_an_address_a_network_or_a_range() -> None:
         ({"virtualLinks": ["Veth!"]}, "backends.nic.virtualLinks[0]: a string matching regex"),
         ({"onDemandVFs": -1}, "backends.nic.onDemandVFs: an integer from 0 to 65535 is expected"),
         ({"bandwidths": {"ens1": "1k"}}, "backends.nic: bandwidths['ens1']: '1k' is no bandwidth"),
+        ({"bandwidths": {"ens1": "2P"}}, "backends.nic: bandwidths['ens1']: '2P' is no bandwidth: from one"),
         (
             {"networkNamespace": "run/x"},
             "backends.nic: networkNamespace: an absolute path without '..' is expected",

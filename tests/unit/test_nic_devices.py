@@ -58,6 +58,25 @@ def test_a_card_is_picked_by_an_alternative_name_of_its_interface_too(node: NicN
     assert device_of(content, CARD).capacity["bandwidth"].value == Quantity.parse("40G")
 
 
+def test_options_that_concern_nothing_here_are_told(node: NicNode) -> None:
+    """They may be meant for other nodes of the cluster, so that it is no warning."""
+    content = node.offered(
+        {
+            "modes": {"ens1": "pf", "ens9*": "shares"},
+            "bandwidths": {"mlx4*": "40G"},
+            "virtualLinks": ["dummi"],
+            "devices": "device.name == ''",
+        }
+    )
+    assert [*content.notes][-4:] == [
+        "modes: 'ens9*' fits no card here",
+        "bandwidths: 'mlx4*' fits no card here",
+        "virtualLinks: there is no link of kind dummi here",
+        "the option devices leaves out 1 of 1",
+    ]
+    assert not content.warnings
+
+
 def test_both_draw_on_one_counter_set(node: NicNode) -> None:
     content = node.offered({"mode": "both"})
     assert names(content) == [*VFS, CARD]

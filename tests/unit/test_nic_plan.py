@@ -178,6 +178,30 @@ def test_a_route_to_a_gateway_comes_before_those_over_it(backend: NicBackend) ->
     ]
 
 
+def test_two_interfaces_with_a_route_to_one_network_are_refused(backend: NicBackend) -> None:
+    """The pod can have one of them; a metric of its own lets it have both."""
+    config = {"interface": {"addresses": ["10.9.0.2/24"]}, "routes": [{"destination": "10.1.0.0/16"}]}
+    message = refused(backend, VF1, VF2, config=config)
+    assert message == (
+        f"routes: {VF1} and {VF2} would both have a route to '10.1.0.0/16' in the pod: one of them needs another "
+        "metric or table, by a configuration of its request alone"
+    )
+    other = {1: {"routes": [{"destination": "10.1.0.0/16", "metric": 5}]}}
+    assert claimed(backend, VF1, VF2, config=config, configs=other).plan.devices
+
+
+def test_a_mode_of_macvlan_links_is_for_shares_only(backend: NicBackend) -> None:
+    told = f"macvlanMode: device {VF1} is not shared by macvlan links"
+    assert refused(backend, VF1, config={"macvlanMode": "private"}) == told
+
+
+def test_an_mtu_that_is_too_small_for_ipv6_is_refused(backend: NicBackend) -> None:
+    """Also where the address is from a pool."""
+    config = {"interface": {"mtu": 1000}, "addressPool": {"cidr": "fd00:9::/64"}}
+    told = "interface.mtu: 1000 is too small for IPv6 addresses: 1280 is the least"
+    assert refused(backend, VF1, config=config) == told
+
+
 def test_two_interfaces_of_one_name_are_refused(backend: NicBackend) -> None:
     message = refused(backend, VF1, VF2, config={"interface": {"name": "net7"}})
     assert message == f"interface.name: 'net7' would be the name of {VF2} and of {VF1} in the pod"

@@ -1,7 +1,7 @@
 """Finding a link again: on the host and in pods, where its name, its number and its address may have been changed."""
 
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from dradriver_nic import messages as m
@@ -52,8 +52,8 @@ class Which:
     """By what a link is found again.
 
     Hardware is known by what it hangs on: a pod can change name and address of a link, but not that. A link without
-    hardware is known by its name on the host, and in a pod by its number, or the names that it can have there or its
-    address, and by `base`, as in `Seen`.
+    hardware is known by its name on the host. In a pod it is known by its number there, which nobody can change, and
+    until that is recorded by its MAC address: of its name the pod may have another one. `base` is as in `Seen`.
     """
 
     name: str = ""
@@ -74,18 +74,21 @@ class Which:
             return False
         return self._is_hardware(link) if self.device else link.name == self.name
 
-    def fits_inside(self, seen: Seen, before: Link, base: int, *, name: str, mac: str) -> bool:
+    def fits_inside(self, seen: Seen, base: int, *, number: int, macs: Collection[str], name: str) -> bool:
         """Return whether a link in a pod is it.
 
-        before      how it was on the host, with `base`
-        name, mac   what it was called in the pod, and its address there: the pod may have changed them
+        base     that it had on the host
+        number   that it has in the pod; 0 where that is not recorded
+        macs     the MAC addresses that it can have as long as the pod changed none
+        name     what it was called on the host, for kinds that have no MAC address
         """
         if self.device:
             return seen.link.kind == self.kind and self._is_hardware(seen.link)
         if seen.link.kind != self.kind or seen.base != base:
             return False
-        named = seen.link.name in {name, self.name}
-        return named or seen.index == before.index or bool(mac and seen.link.mac == mac)
+        if number:
+            return seen.index == number
+        return seen.link.mac in macs if macs else seen.link.name == name
 
     def _is_hardware(self, link: Link) -> bool:
         same_mac = link.permanent_mac == self.permanent_mac

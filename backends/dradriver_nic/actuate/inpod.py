@@ -4,14 +4,16 @@ import errno
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from dradriver.backend import BackendError
 from dradriver_nic import messages as m
 from dradriver_nic.actuate.before import routes_of, write_sysctl
 from dradriver_nic.actuate.features import Features, by_kernel_names
 from dradriver_nic.actuate.found import Seen, links_in, named
-from dradriver_nic.actuate.restore import key_of
+from dradriver_nic.actuate.restore import key_of, place_of
 from dradriver_nic.actuate.rtnl import (
+    NLM_F_APPEND,
     NLM_F_CREATE,
     NLM_F_EXCL,
     NLM_F_REPLACE,
@@ -20,8 +22,12 @@ from dradriver_nic.actuate.rtnl import (
     telling,
     why,
 )
+from dradriver_nic.netlink import attributes
 
 log = logging.getLogger(__name__)
+
+_NAMED = 2
+"""How many addresses are said in words."""
 
 _THERE_ALREADY = frozenset({errno.EEXIST})
 _GONE_ALREADY = frozenset({errno.ENOENT, errno.ESRCH, errno.ENODEV, errno.EAFNOSUPPORT})
@@ -94,6 +100,29 @@ class PodLink:
     vrf_table: int = 0
     keep_routes: bool = False
 
+    def words(self) -> str:
+        """Return what it gets beside its name, for people, as `, with 10.9.0.2/24, MTU 9000 and 2 routes`."""
+        parts = [*self.addresses[:_NAMED]]
+        if len(self.addresses) > _NAMED:
+            parts.append(f"{len(self.addresses) - _NAMED} more addresses")
+        if self.mtu:
+            parts.append(f"MTU {self.mtu}")
+        if self.vrf:
+            parts.append(f"VRF {self.vrf}")
+        for things, name in (
+            (self.routes, "route"),
+            (self.rules, "rule"),
+            (self.neighbours, "neighbour"),
+            (self.sysctls, "sysctl"),
+            ((*self.features, *self.private_flags, *self.sizes), "setting"),
+        ):
+            if things:
+                parts.append(f"{len(things)} {name}{'s' if len(things) > 1 else ''}")
+        if not parts:
+            return ""
+        *most, last = parts
+        return f", with {', '.join(most)} and {last}" if most else f", with {last}"
+
 
 def configure(rtnl: Rtnl, seen: Seen, wanted: PodLink, inherited: Iterable[bytes] = ()) -> None:
     """Bring a link into the state that a pod is to have it in, whatever of that is done already.
@@ -118,7 +147,7 @@ def configure(rtnl: Rtnl, seen: Seen, wanted: PodLink, inherited: Iterable[bytes
         rtnl.change(m.RTM_NEWLINK, m.up(index))
     routes = _Routes(rtnl, index)
     for body in inherited:
-        routes.add("a route that it had on the host", body)
+        routes.add("a route that it had on the host", body, beside=True)
     for route in wanted.routes:
         routes.add(f"route to {route.destination}", route.body(index))
     for rule in wanted.rules:
@@ -131,24 +160,52 @@ def configure(rtnl: Rtnl, seen: Seen, wanted: PodLink, inherited: Iterable[bytes
 
 
 class _Routes:
-    """The routes of a link in the pod. One that is there already is looked for only where the kernel says so."""
+    """The routes of a link in the pod. Those that are there are listed once, where the kernel says so of one."""
 
     def __init__(self, rtnl: Rtnl, index: int) -> None:
         self._rtnl = rtnl
         self._index = index
+        self._there: dict[int, dict[object, dict[object, bytes]]] = {}
+        """By family: by what a route has for itself those that are there, by what tells them apart."""
 
-    def add(self, what: str, body: bytes) -> None:
-        """Add a route. Raises BackendError, also where another link has it: it is not taken from that."""
+    def add(self, what: str, body: bytes, *, beside: bool = False) -> None:
+        """Add a route. Raises BackendError, also where another link has it: it is not taken from that.
+
+        beside   whether it may stand beside another one of this link to the same network, as it did on the host
+        """
         try:
             self._rtnl.change(m.RTM_NEWROUTE, body, NLM_F_CREATE | NLM_F_EXCL)
         except RefusedError as error:
             if error.errno != errno.EEXIST:
                 raise BackendError(f"{what}: {error.strerror}") from None
-            family = m.ROUTE.unpack_from(body)[0]
-            if key_of(body) not in {key_of(one) for one in routes_of(self._rtnl, family, self._index)}:
-                raise BackendError(
-                    f"{what}: the pod has one already, over another interface; give it a metric or a table"
-                ) from None
+            self._second(what, body, beside=beside)
+
+    def _second(self, what: str, body: bytes, *, beside: bool) -> None:
+        """Add a route where one to its network is there, unless that is it."""
+        there = self._known(m.ROUTE.unpack_from(body)[0]).get(place_of(body), {})
+        if key_of(body) in there:
+            return
+        if not there:
+            raise BackendError(
+                f"{what}: the pod has one already, over another interface; give it a metric or a table"
+            )
+        if not beside:
+            first = next(iter(there.values()))
+            gateway = attributes(first, m.ROUTE.size).get(m.RTA_GATEWAY)
+            how = f"by gateway {ip_address(gateway)}" if gateway else "on the link"
+            raise BackendError(
+                f"{what}: the interface has one already, {how}; give it a metric or a table of its own"
+            )
+        with telling(what):
+            self._rtnl.change(m.RTM_NEWROUTE, body, NLM_F_CREATE | NLM_F_APPEND)
+
+    def _known(self, family: int) -> dict[object, dict[object, bytes]]:
+        if family not in self._there:
+            found: dict[object, dict[object, bytes]] = {}
+            for body in routes_of(self._rtnl, family, self._index):
+                found.setdefault(place_of(body), {})[key_of(body)] = body
+            self._there[family] = found
+        return self._there[family]
 
 
 def _set_features(name: str, wanted: PodLink) -> None:

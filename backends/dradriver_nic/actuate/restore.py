@@ -277,13 +277,19 @@ def _over(hops: bytes, before: int, index: int) -> bytes:
     return bytes(made)
 
 
-def key_of(body: bytes) -> tuple[object, ...]:
-    """Return what tells a route from the others over the same link."""
-    family, length, _, tos, table, _, _, kind, _ = m.ROUTE.unpack_from(body)
+def place_of(body: bytes) -> tuple[object, ...]:
+    """Return what a route has for itself in its namespace, unless others are appended to it."""
+    family, length, _, tos, table, _, _, _, _ = m.ROUTE.unpack_from(body)
     found = attributes(body, m.ROUTE.size)
     metric = found.get(m.RTA_PRIORITY) or _DEFAULT_METRICS.get(family)
-    named = tuple(found.get(one) for one in (m.RTA_DST, m.RTA_GATEWAY, m.RTA_TABLE))
-    return family, length, tos, table, kind, m.RTA_MULTIPATH in found, metric, *named
+    return family, length, tos, table, metric, found.get(m.RTA_DST), found.get(m.RTA_TABLE)
+
+
+def key_of(body: bytes) -> tuple[object, ...]:
+    """Return what tells a route from the others over the same link."""
+    _, _, _, _, _, _, _, kind, _ = m.ROUTE.unpack_from(body)
+    found = attributes(body, m.ROUTE.size)
+    return *place_of(body), kind, m.RTA_MULTIPATH in found, found.get(m.RTA_GATEWAY)
 
 
 def _has_gateway(body: bytes) -> bool:

@@ -88,6 +88,15 @@ def why(error: Exception) -> str:
 
 
 @contextlib.contextmanager
+def naming(device: str) -> Iterator[None]:
+    """Have a BackendError say which device it is about: a pod may have several."""
+    try:
+        yield
+    except BackendError as error:
+        raise type(error)(f"{device}: {error}") from error
+
+
+@contextlib.contextmanager
 def telling(what: str) -> Iterator[None]:
     """Have a refusal by the kernel say what was to be done: raises BackendError in its place."""
     try:

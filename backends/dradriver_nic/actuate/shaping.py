@@ -58,6 +58,7 @@ _KEY = struct.Struct("=IIii")
 
 MIN_BURST = 64 << 10
 _BURST_SECONDS = 0.001
+_MAX_BURST = 1 << 30
 _MIN_QUEUE = 128 << 10
 _QUEUE_SECONDS = 0.02
 _MAX_QUEUE = 64 << 20
@@ -72,10 +73,18 @@ class Filter:
     info: int
     tag: int
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether it has the priority that ours have."""
+        return self.info >> 16 == _PRIORITIES[self.parent]
+
 
 def burst_of(bits: int) -> int:
-    """Return how many bytes may be sent at once at a rate: a millisecond's, and as much as a large packet has."""
-    return max(MIN_BURST, int(bits / 8 * _BURST_SECONDS))
+    """Return how many bytes may be sent at once at a rate: a millisecond's, and as much as a large packet has.
+
+    At more than 8 Tbit/s it is less than that: the kernel keeps it in 32 bits.
+    """
+    return min(_MAX_BURST, max(MIN_BURST, int(bits / 8 * _BURST_SECONDS)))
 
 
 def queue_of(bits: int) -> int:
@@ -151,6 +160,17 @@ def has_clsact(rtnl: Rtnl, index: int) -> bool:
         if here == index and kind == CLSACT.encode():
             return True
     return False
+
+
+def has_others_clsact(rtnl: Rtnl, index: int) -> bool:
+    """Return whether somebody else let filters hang on a link: not one with filters of ours and no others.
+
+    Raises UnavailableError.
+    """
+    if not has_clsact(rtnl, index):
+        return False
+    found = [*filters(rtnl, index)]
+    return not found or not all(one.is_ours for one in found)
 
 
 def filters(rtnl: Rtnl, index: int) -> Iterator[Filter]:
