@@ -36,3 +36,28 @@ class Aside(Generic[T]):
         if self._error is not None:
             raise self._error
         return cast("T", self._found)
+
+
+class Bounded(Aside[T]):
+    """Work that is waited for as long as it may take, and no longer."""
+
+    def __init__(self, name: str, work: Callable[[], T], late: Callable[[], None]) -> None:
+        """Begin it; `late` is called behind it where it was not waited for any more."""
+        self._guard = threading.Lock()
+        self._left = False
+        self._late = late
+        super().__init__(name, work, self._settle)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for it; return whether it has ended. Where it has not, it is left to itself."""
+        if self.done.wait(seconds):
+            return True
+        with self._guard:
+            self._left = not self.done.is_set()
+            return not self._left
+
+    def _settle(self) -> None:
+        with self._guard:
+            left = self._left
+        if left:
+            self._late()

@@ -1,7 +1,7 @@
 """Finding the driver: its NVML library below the driver root, and its kernel module."""
 
-import os
 import platform
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +62,7 @@ def find_libraries(host: Host, root: str) -> Iterator[Library]:
         except OSError:
             continue
         file = (status.st_dev, status.st_ino, status.st_mtime_ns)
-        if file not in seen and os.path.isfile(path):  # noqa: PTH113 - a Path was made of a string just now
+        if file not in seen and stat.S_ISREG(status.st_mode):
             seen.add(file)
             yield Library(path, file, bound)
 

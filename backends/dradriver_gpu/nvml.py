@@ -18,6 +18,7 @@ import pynvml
 
 from dradriver.backend import BackendError, UnavailableError
 from dradriver.host import Host
+from dradriver_gpu.aside import Bounded
 from dradriver_gpu.library import NAME, Library, driver_host, find_libraries, module_version
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 10.0
-"""How long a session waits for others to open the library, or for the last session of another library to end."""
+"""How long the library may take to be opened or closed, and how long a session waits for others that are in its way."""
+
+_CLOSE_SECONDS = 2.0
+"""How long the library may take to be closed when the daemon ends."""
 
 # The session is over: the driver went away or was replaced.
 _GONE = frozenset(
@@ -86,6 +90,10 @@ class DriverMissingError(BackendError):
     def __init__(self, reason: str, *, partial: bool) -> None:
         super().__init__(reason)
         self.partial = partial
+
+
+class DriverHangsError(UnavailableError):
+    """The driver as a whole does not answer; the text says which call does not return."""
 
 
 class Session:
@@ -166,7 +174,7 @@ class NVML:
         """Be in a session, opening the library where it is not open, or is not the one of the driver any more.
 
         Raises DriverMissingError where there is no driver or only some of it, UnavailableError where the library is
-        there and cannot be opened for another reason.
+        there and cannot be opened for another reason, or hangs.
         """
         library, generation = self._enter()
         try:
@@ -218,14 +226,15 @@ class NVML:
 
     def close(self) -> None:
         """Shut the library down where nobody is in a session any more."""
-        with contextlib.suppress(UnavailableError), _binding.kept_closed(0.0):
+        with contextlib.suppress(UnavailableError), _binding.kept_closed(0.0, _CLOSE_SECONDS):
             pass
 
 
 class _Binding:
     """The one library that pynvml has, for all of this process.
 
-    Only the thread that is `_busy` opens or closes; it does so without the lock, since both may hang.
+    Only who is `_busy` opens or closes. It does so aside and without the lock, since both may hang: then it is busy for
+    as long as that lasts, and everybody is told so at once (`_hang`).
     """
 
     def __init__(self) -> None:
@@ -236,33 +245,34 @@ class _Binding:
         self._users = 0
         self._over = False
         self._busy = False
+        self._doing = ""
+        self._hang = ""
         self._files: dict[Path, list[tuple[int, int, int]]] = {}
 
     def enter(self, library: Library) -> int:
         """Count one more user of a library, opened where it is not; return the number of its session.
 
-        Raises OSError where it cannot be loaded, NVMLError where it does not begin, UnavailableError where others are
-        in the way for too long.
+        Raises OSError where it cannot be loaded, NVMLError where it does not begin, UnavailableError where it hangs, or
+        others are in the way for too long.
         """
         with self._changed:
             end = time.monotonic() + PATIENCE_SECONDS
             while self._busy or (self._users and (self._over or self._library != library)):
                 if self._library is not None and self._library != library:
                     self._over = True
-                if not self._changed.wait(end - time.monotonic()):
-                    raise UnavailableError(f"{library.path}: NVML is being opened or closed, and hangs")
+                self._check_hang()
+                if not self._changed.wait(max(0.0, end - time.monotonic())):
+                    if self._doing:
+                        raise self._overdue(PATIENCE_SECONDS)
+                    raise UnavailableError(
+                        f"{library.path}: NVML is in use by others, or kept closed for them"
+                    )
             if self._library == library and not self._over and pynvml.nvmlLib is self._loaded:
                 self._users += 1
                 return self._generation
             self._busy = True
-        try:
-            self._shut()
-            self._open(library)
-        except BaseException:
-            self._done(None)
-            raise
-        self._done(library)
-        return self._generation
+        self._change(lambda: self._reopen(library))
+        return self._done(library, users=1)
 
     def join(self, generation: int) -> None:
         """Count one more user of a session that somebody is in. Raises UnavailableError where nobody is any more."""
@@ -280,8 +290,10 @@ class _Binding:
                 return
             self._busy = True
         try:
-            self._shut()
-        finally:
+            self._change(self._shut)
+        except DriverHangsError as error:
+            log.warning("%s", error)
+        else:
             self._done(None)
 
     def end(self, generation: int) -> None:
@@ -295,30 +307,82 @@ class _Binding:
         return self._over or generation != self._generation
 
     @contextlib.contextmanager
-    def kept_closed(self, seconds: float) -> Iterator[None]:
-        """Wait for all users to leave, and keep the library closed."""
+    def kept_closed(self, seconds: float, patience: float | None = None) -> Iterator[None]:
+        """Wait for all users to leave, and keep the library closed. Raises UnavailableError.
+
+        patience   seconds that closing may take, in place of PATIENCE_SECONDS
+        """
         with self._changed:
             end = time.monotonic() + seconds
             while self._busy or self._users:
+                self._check_hang()
                 self._over = self._over or self._users > 0
                 if not self._changed.wait(max(0.0, end - time.monotonic())):
                     raise UnavailableError(f"NVML is in use, and was not closed within {seconds:g} s")
             self._busy = True
+        self._change(self._shut, patience)
         try:
-            self._shut()
             yield
         finally:
             self._done(None)
 
-    def _done(self, library: Library | None) -> None:
+    def _check_hang(self) -> None:
+        """Raise DriverHangsError where opening or closing hangs."""
+        if self._hang:
+            raise DriverHangsError(self._hang)
+
+    def _overdue(self, seconds: float) -> DriverHangsError:
+        return DriverHangsError(f"{self._doing or 'NVML'} did not return within {seconds:g} s")
+
+    def _change(self, work: Callable[[], Library | None], patience: float | None = None) -> None:
+        """Open or close the library; `work` returns the one that is open then. Who is busy calls it.
+
+        Raises what `work` raises, and DriverHangsError where it hangs; neither leaves the caller busy.
+        """
+        patience = PATIENCE_SECONDS if patience is None else patience
+        change: Bounded[Library | None] = Bounded("nvml", work, lambda: self._settle(change))
+        if not change.ends_within(patience):
+            with self._changed:
+                if not change.done.is_set():
+                    self._hang = str(self._overdue(patience))
+                    self._changed.notify_all()
+                raise self._overdue(patience)
+        self._doing = ""
+        try:
+            change.result()
+        except BaseException:
+            self._done(None)
+            raise
+
+    def _settle(self, change: Bounded[Library | None]) -> None:
+        """Take in what came of opening or closing that was not waited for any more."""
+        library = None
+        try:
+            library = change.result()
+        except Exception as error:  # noqa: BLE001 - nobody waits for it any more, and others wait to be next
+            log.debug("%s: %s", self._doing, error)
+        self._doing = ""
+        self._done(library)
+
+    def _done(self, library: Library | None, users: int = 0) -> int:
+        """Be busy no more: this library is open, with so many users. Return the number of its session."""
         with self._changed:
             self._library = library
             self._busy = False
             self._over = False
+            self._hang = ""
             if library is not None:
                 self._generation += 1
-                self._users = 1
+                self._users = users
             self._changed.notify_all()
+            return self._generation
+
+    def _reopen(self, library: Library) -> Library:
+        """Close what is open, and open a library. Raises OSError and NVMLError."""
+        self._shut()
+        self._doing = f"{library.path}: loading it"
+        self._open(library)
+        return library
 
     def _open(self, library: Library) -> None:
         # The dynamic loader takes a name that it knows for the library that it has. A file that took another's place
@@ -329,6 +393,7 @@ class _Binding:
         spelling = f"{library.path.parent}{'/.' * files.index(library.file)}/{library.path.name}"
         self._loaded = pynvml.nvmlLib = ctypes.CDLL(spelling)
         pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - it holds functions of the library before
+        self._doing = f"{library.path}: nvmlInit"
         try:
             pynvml.nvmlInitWithFlags(_NO_GPUS)
         except pynvml.NVMLError as error:
@@ -339,6 +404,7 @@ class _Binding:
     def _shut(self) -> None:
         if self._library is None or pynvml.nvmlLib is not self._loaded:
             return
+        self._doing = f"{self._library.path}: nvmlShutdown"
         try:
             pynvml.nvmlShutdown()
         except pynvml.NVMLError as error:

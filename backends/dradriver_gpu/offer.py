@@ -37,20 +37,21 @@ def offer_of(gpu: GPU, options: GpuOptions) -> Offer:
     """Return how a GPU is offered."""
     mode = options.mode_of(gpu.name, gpu.uuid, gpu.product)
     if mode == "passthrough":
-        return _passed_through(gpu)
+        return _passed_through(gpu, options)
     if gpu.uuid is None:
-        wanted = options.passthrough and mode != "shares"
-        return _passed_through(gpu) if wanted else _left_out(gpu, gpu.fault or "it is bound to vfio-pci")
+        if options.passthrough and mode != "shares":
+            return _passed_through(gpu, options)
+        return _left_out(gpu, gpu.fault or "it is bound to vfio-pci")
     if mode == "partitions":
         made = _partitioned(gpu, options)
     elif mode == "static" and gpu.mig and gpu.mig.enabled:
-        made = _existing(gpu)
+        made = _static(gpu)
     else:
         made = _undivided(gpu, options, shared=mode == "shares")
     beside = options.passthrough and made.whole and not made.shared
     if not gpu.visible and not beside:
         return _left_out(gpu, "it is bound to vfio-pci")
-    return _with_passthrough(made) if beside else made
+    return _with_passthrough(made, options) if beside else made
 
 
 def foreign(gpu: GPU, options: GpuOptions) -> tuple[GPUInstance, ...]:
@@ -64,25 +65,26 @@ def _left_out(gpu: GPU, why: str) -> Offer:
     return Offer(gpu, notes=(f"{gpu.name} is not offered: {why}",))
 
 
-def _passed_through(gpu: GPU) -> Offer:
-    trouble = _unpassable(gpu)
+def _passed_through(gpu: GPU, options: GpuOptions) -> Offer:
+    trouble = _unpassable(gpu, options)
     if trouble:
         return Offer(gpu, warnings=(f"{gpu.name} is not offered for passing through: {trouble}",))
     return Offer(gpu, passthrough=True)
 
 
-def _with_passthrough(offer: Offer) -> Offer:
-    trouble = _unpassable(offer.gpu)
+def _with_passthrough(offer: Offer, options: GpuOptions) -> Offer:
+    trouble = _unpassable(offer.gpu, options)
     if trouble:
         warning = f"{offer.gpu.name} is not offered for passing through: {trouble}"
         return replace(offer, warnings=(*offer.warnings, warning))
     return replace(offer, passthrough=True)
 
 
-def _unpassable(gpu: GPU) -> str:
+def _unpassable(gpu: GPU, options: GpuOptions) -> str:
+    """Return why a GPU cannot be passed through; one that is bound for it already is not the driver's to switch."""
     if gpu.passthrough is None or gpu.passthrough.iommu_group is None:
         return "it is in no IOMMU group"
-    return "its MIG mode is on" if gpu.mig and gpu.mig.enabled and not gpu.mig.switchable else ""
+    return _undividable(gpu, options) if gpu.visible else ""
 
 
 def _undivided(gpu: GPU, options: GpuOptions, *, shared: bool) -> Offer:
@@ -99,10 +101,10 @@ def _undividable(gpu: GPU, options: GpuOptions) -> str:
     """Return why a GPU cannot be used as a whole."""
     if gpu.mig is None or not gpu.mig.enabled:
         return ""
+    if not gpu.mig.switchable:
+        return "its MIG mode is on, and goes off by a reset only (nvidia-smi -mig 0)"
     if options.mig_mode != "switch":
         return "its MIG mode is on (option migMode)"
-    if not gpu.mig.switchable:
-        return "its MIG mode is on, and goes off by a reset only"
     if foreign(gpu, options):
         return "it has GPU instances that were not made here"
     return ""
@@ -130,10 +132,10 @@ def _partitioned(gpu: GPU, options: GpuOptions) -> Offer:
 
 def _indivisible(gpu: GPU, mig: MigMode, options: GpuOptions) -> str:
     """Return why a GPU with MIG cannot be divided."""
+    if not mig.enabled and not mig.switchable:
+        return "its MIG mode is off, and goes on by a reset only (nvidia-smi -mig 1)"
     if not mig.enabled and options.mig_mode != "switch":
         return "its MIG mode is off (option migMode)"
-    if not mig.enabled and not mig.switchable:
-        return "its MIG mode is off, and goes on by a reset only"
     if gpu.geometry is None:
         return f"the driver does not tell its MIG profiles{'' if mig.enabled else ' while MIG mode is off'}"
     return "" if gpu.creatable else "the driver cannot create instances at a given place"
@@ -148,6 +150,15 @@ def _free(geometry: Geometry, strangers: tuple[GPUInstance, ...]) -> tuple[Place
         for placement in geometry.free(taken)
         if not any(placement.overlaps(one.start, one.size) for one in unknown)
     )
+
+
+def _static(gpu: GPU) -> Offer:
+    """Offer the compute instances of a GPU in MIG mode; somebody else makes them."""
+    made = _existing(gpu)
+    if made.existing:
+        return made
+    trouble = "its MIG mode is on, and mode static makes no compute instances (option mode)"
+    return replace(made, warnings=(*made.warnings, f"{gpu.name} is not offered: {trouble}"))
 
 
 def _existing(gpu: GPU) -> Offer:

@@ -9,11 +9,11 @@ import pynvml
 from dradriver.backend import UnavailableError
 from dradriver.host import Host
 from dradriver.model import shown
-from dradriver_gpu.aside import Aside
+from dradriver_gpu.aside import Bounded
 from dradriver_gpu.errors import read_errors
 from dradriver_gpu.facts import Reader, read_changing, read_fixed
 from dradriver_gpu.inventory import GPU, Driver, DriverState, GPUInventory, Passthrough
-from dradriver_gpu.nvml import NVML, DriverMissingError, NvmlError, Session
+from dradriver_gpu.nvml import NVML, DriverHangsError, DriverMissingError, NvmlError, Session
 from dradriver_gpu.owned import Owned
 from dradriver_gpu.place import Places
 
@@ -21,7 +21,10 @@ _CREATES_AT_PLACES = 460
 """First driver branch that makes instances at a given place (nvmlDeviceCreateGpuInstanceWithPlacement)."""
 
 GPU_SECONDS = 10.0
-"""How long reading one GPU may take: some seconds where the driver has to start it first (no persistence mode)."""
+"""How long reading one GPU may take: some seconds where the driver has to start it first (no persistence mode).
+
+So long, too, the driver may take to tell its version and how many GPUs there are.
+"""
 
 _MOST = 256
 """More GPUs than any node has."""
@@ -53,22 +56,18 @@ class _Answer:
     notes: list[str] = field(default_factory=list)
 
 
-class _Reading(Aside[None]):
-    """The reading of one GPU.
+class _Reading(Bounded[None]):
+    """The reading of one GPU."""
 
-    late   whether it was not waited for any more
-    """
-
-    def __init__(self, read: Callable[[_Answer], None], ended: Callable[["_Reading"], None]) -> None:
+    def __init__(self, read: Callable[[_Answer], None], late: Callable[[], None]) -> None:
         self.answer = _Answer()
-        self.late = False
-        super().__init__("gpu-reading", lambda: read(self.answer), lambda: ended(self))
+        super().__init__("gpu-reading", lambda: read(self.answer), late)
 
 
 class Prober:
     """Probes again and again, and remembers what does not change, and which GPUs were there.
 
-    changed   called, with a reason, when a GPU answers that was not waited for any more
+    changed   called, with a reason, when a GPU answers, or the driver, that was not waited for any more
     """
 
     def __init__(self, host: Host, nvml: NVML, root: str, owned: Owned) -> None:
@@ -81,13 +80,14 @@ class Prober:
         self._last: dict[str, GPU] = {}
         self._fixed: dict[tuple[str, str], GPU] = {}
         self._hung: dict[int, _Reading] = {}
+        self._silent: Bounded[tuple[Driver, int]] | None = None
         self.changed: Callable[[str], None] = lambda _why: None
 
     def probe(self) -> GPUInventory:
         """Read all there is.
 
         Without a driver there are no GPUs but those that are bound for passing through. Raises UnavailableError where
-        the driver was there before and cannot be read now.
+        the driver was there before and cannot be read now, or hangs.
         """
         on_bus = self._places.gpus()
         found = self._look()
@@ -104,9 +104,12 @@ class Prober:
         """Read what NVML shows."""
         try:
             with self._nvml.session() as session:
-                found = _Found(self._read_driver(session))
-                for index in range(min(session.call(pynvml.nvmlDeviceGetCount), _MOST)):
+                driver, count = self._driver(session)
+                found = _Found(driver)
+                for index in range(min(count, _MOST)):
                     self._read(session, index, found)
+        except DriverHangsError as error:
+            raise UnavailableError(f"the NVIDIA driver hangs: {error}") from None
         except (DriverMissingError, UnavailableError, NvmlError) as error:
             if self._was_ready:
                 raise UnavailableError(f"the NVIDIA driver was here and is not now: {error}") from None
@@ -118,7 +121,29 @@ class Prober:
         self._was_ready = True
         return found
 
-    def _read_driver(self, session: Session) -> Driver:
+    def _driver(self, session: Session) -> tuple[Driver, int]:
+        """Return the driver and how many GPUs it has; one that still hangs is not asked again.
+
+        Raises NvmlError, DriverHangsError, and UnavailableError where the driver is gone.
+        """
+        asked = self._silent
+        if asked is None or asked.done.is_set():
+            asked = Bounded(
+                "gpu-driver",
+                lambda: self._read_driver(session),
+                lambda: self.changed("the driver answers again"),
+            )
+            self._silent = None if asked.ends_within(GPU_SECONDS) else asked
+        if self._silent:
+            raise DriverHangsError(f"{session.library}: nothing was answered within {GPU_SECONDS:g} s")
+        return asked.result()
+
+    def _read_driver(self, session: Session) -> tuple[Driver, int]:
+        """Ask the driver. One that hangs keeps the library from being closed."""
+        with session.shared():
+            return self._ask_driver(session), session.call(pynvml.nvmlDeviceGetCount)
+
+    def _ask_driver(self, session: Session) -> Driver:
         version = session.call(pynvml.nvmlSystemGetDriverVersion)
         cuda = session.ask(pynvml.nvmlSystemGetCudaDriverVersion_v2)
         return Driver(
@@ -160,18 +185,17 @@ class Prober:
         """
         reading = self._hung.pop(index, None)
         if reading is None or reading.done.is_set():
-            reading = _Reading(lambda answer: self._ask(session, index, version, answer), self._ended)
-            reading.late = not reading.done.wait(GPU_SECONDS)
+            reading = _Reading(
+                lambda answer: self._ask(session, index, version, answer),
+                lambda: self.changed("a GPU answers again"),
+            )
+            reading.ends_within(GPU_SECONDS)
         if reading.done.is_set():
             reading.result()
             return reading.answer
         self._hung[index] = reading
         text = f"it did not answer within {GPU_SECONDS:g} s"
         return _Answer(reading.answer.address, error=NvmlError("NVML", pynvml.NVML_ERROR_TIMEOUT, text))
-
-    def _ended(self, reading: _Reading) -> None:
-        if reading.late:
-            self.changed("a GPU answers again")
 
     def _ask(self, session: Session, index: int, version: str, answer: _Answer) -> None:
         """Read a GPU. One that hangs keeps the library from being closed."""

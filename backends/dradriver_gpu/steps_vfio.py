@@ -42,6 +42,10 @@ class BindVfio(HostStep["GpuBackend"]):
         address = _address(self.gpu)
         if not backend.vfio.is_there(address):
             raise BackendError(f"{self.gpu} is not on the bus")
+        with _there(backend, address, self.gpu):
+            self._take(backend, work, address)
+
+    def _take(self, backend: "GpuBackend", work: Work, address: str) -> None:
         ours = self._ours(backend, address)
         if "before" not in work.facts:
             before = {one.address: [one.driver, backend.vfio.override(one.address)] for one in ours}
@@ -57,7 +61,8 @@ class BindVfio(HostStep["GpuBackend"]):
             if node:
                 backend.vfio.check_free(node)
             for one in ours:
-                backend.vfio.bind(one.address, VFIO, VFIO)
+                with _there(backend, one.address, one.address):
+                    backend.vfio.bind(one.address, VFIO, VFIO)
 
     def _ours(self, backend: "GpuBackend", address: str) -> list[Function]:
         """Return the functions that are bound: those of its board. All others of the group must be harmless."""
@@ -97,7 +102,10 @@ class BindVfio(HostStep["GpuBackend"]):
             raise TransientError(str(error)) from None
 
     def revert(self, backend: "GpuBackend", work: Work) -> None:
-        """Bind each function to the driver that it had. After a reboot they have the drivers that they are to have."""
+        """Bind each function to the driver that it had; what has left the bus, or leaves it meanwhile, needs none.
+
+        After a reboot they have the drivers that they are to have.
+        """
         if work.rebooted:
             return
         before = _drivers(work)
@@ -105,12 +113,20 @@ class BindVfio(HostStep["GpuBackend"]):
         here = {
             one: drivers for one, drivers in before.items() if backend.vfio.is_there(_function(one, address))
         }
-        if any(backend.vfio.driver(one) == VFIO != driver for one, (driver, _) in here.items()):
-            backend.vfio.check_free(backend.vfio.node(address))
+        taken = [one for one, (driver, _) in here.items() if backend.vfio.driver(one) == VFIO != driver]
+        for node in sorted({backend.vfio.node(one) for one in taken}):
+            backend.vfio.check_free(node)
+        failures = []
         for one, (driver, override) in here.items():
-            if backend.vfio.driver(one) in {VFIO, "", driver}:
-                backend.vfio.bind(one, driver, override)
-        if "persistence" in work.facts and before.get(address, [""])[0] == "nvidia":
+            try:
+                if backend.vfio.driver(one) in {VFIO, "", driver}:
+                    backend.vfio.bind(one, driver, override)
+            except BackendError as error:
+                if backend.vfio.is_there(one):
+                    failures.append(error)
+        if failures:
+            raise failures[0]
+        if "persistence" in work.facts and here.get(address, [""])[0] == "nvidia":
             self._persist(backend)
 
     def _persist(self, backend: "GpuBackend") -> None:
@@ -128,6 +144,17 @@ class BindVfio(HostStep["GpuBackend"]):
         if not any(bound):
             return Observed.UNDONE
         return Observed.DONE if all(bound) else Observed.PARTIAL
+
+
+@contextlib.contextmanager
+def _there(backend: "GpuBackend", address: str, who: str) -> Iterator[None]:
+    """Say of what fails that the function left the bus, where it did. Raises BackendError."""
+    try:
+        yield
+    except BackendError:
+        if backend.vfio.is_there(address):
+            raise
+        raise BackendError(f"{who} left the bus while it was bound to {VFIO}") from None
 
 
 def _address(name: str) -> str:

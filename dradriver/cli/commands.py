@@ -78,7 +78,8 @@ def devices(node: Node, output: Output) -> None:
         for device in pool.snapshot.content.devices
     ]
     show(output, views, lambda: print_table(*device_rows(views)))
-    for _, _, remarks in _published(node):
+    for pool, (_, _, remarks) in zip(pools.all, _published(node), strict=True):
+        _remark(f"pool {pool.name}: {note}" for note in pool.snapshot.content.notes)
         _remark(remarks)
     broken = _unread(node)
     if broken:

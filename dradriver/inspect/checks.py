@@ -3,8 +3,10 @@
 import os
 import time
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 
 from dradriver.config import Settings, SettingsError, load_backends
+from dradriver.config.backends import GROUP
 from dradriver.daemon.report import Report
 from dradriver.engine import Pool, Pools, Record, recall, refresh_all
 from dradriver.host import Host, read_topology
@@ -96,7 +98,10 @@ def check_node(settings: Settings | SettingsError, *, own_directory: bool) -> li
 def _configuration(settings: Settings) -> Check:
     drivers = ", ".join(f"{name} ({', '.join(kinds)})" for name, kinds in settings.drivers)
     source = "all defaults" if settings.source == "configuration" else settings.source
-    return ok("configuration", f"{source}: node {settings.node}, drivers {drivers}")
+    used = {kind for _, kinds in settings.drivers for kind in kinds}
+    idle = sorted({point.name for point in entry_points(group=GROUP)} - used)
+    rest = f"; used by none: {', '.join(idle)}" if idle else ""
+    return ok("configuration", f"{source}: node {settings.node}, drivers {drivers}{rest}")
 
 
 def _pools(settings: Settings) -> Pools | SettingsError:

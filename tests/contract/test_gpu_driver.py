@@ -15,6 +15,7 @@ from gpunode import GpuNode
 from nvmlbuild import LIBRARY
 from nvmlfacts import Node, under_driver
 from nvmlstub import MULTIARCH, Fault
+from waiting import PATIENCE
 
 UNKNOWN, LOST, RESET = (
     pynvml.NVML_ERROR_UNKNOWN,
@@ -319,14 +320,14 @@ def test_a_session_of_another_thread_is_told_that_it_is_over(tmp_path: Path) -> 
 
         thread = threading.Thread(target=watch, args=(backend,), daemon=True)
         thread.start()
-        assert began.wait(10)
+        assert began.wait(PATIENCE)
         backend.probe()
         assert thread.is_alive()
         node.remove()
         node.stub.become(nvmlnodes.h100(1))
         node.load()
         assert backend.probe().driver.version == "580.65.06"
-        thread.join(10)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
         ends.set()
 
@@ -342,7 +343,7 @@ def test_nvml_is_kept_closed_while_a_gpu_is_taken_from_its_driver(tmp_path: Path
             waits.start()
             waits.join(0.1)
             assert waits.is_alive()
-        waits.join(10)
+        waits.join(PATIENCE)
         assert not waits.is_alive()
         with (
             backend.nvml.session(),
@@ -361,6 +362,6 @@ def test_many_threads_probe_at_once(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(PATIENCE)
         assert len(found) == 8
         assert all(inventory == found[0] for inventory in found)

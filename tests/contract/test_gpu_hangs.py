@@ -1,6 +1,8 @@
-"""Calls of NVML that hang at one GPU: the others are published, heard and given out."""
+"""Calls of NVML that hang: at one GPU the others are published, heard and given out; at the driver it is told so."""
 
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,11 +10,12 @@ import pytest
 import nvmlnodes
 from dradriver.backend import UnavailableError
 from dradriver.model import Health
-from dradriver_gpu import probe
+from dradriver_gpu import nvml, probe
+from gpumachine import at_work
 from gpunode import GpuNode
 from gpuwatch import watching
 from nvmlstub import Fault
-from waiting import eventually
+from waiting import PATIENCE, eventually
 
 FIRST, SECOND, THIRD = "gpu-0000-1b-00-0", "gpu-0000-43-00-0", "gpu-0000-52-00-0"
 
@@ -20,6 +23,7 @@ FIRST, SECOND, THIRD = "gpu-0000-1b-00-0", "gpu-0000-43-00-0", "gpu-0000-52-00-0
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "GPU_SECONDS", 0.5)
+    monkeypatch.setattr(nvml, "PATIENCE_SECONDS", 0.5)
 
 
 @pytest.mark.parametrize(
@@ -109,3 +113,122 @@ def test_a_gpu_that_is_lost_while_the_set_is_made_anew_is_told(tmp_path: Path) -
         node.stub.change(1, lost=1)
         watched.wait(f"{FIRST} lost")
         watched.wait(f"{SECOND} lost")
+
+
+# --- the driver as a whole
+
+LIBRARY = r"libnvidia-ml\.so\.580\.65\.06"
+
+
+def test_a_driver_whose_start_hangs_is_told_of_and_served_once_it_answers(tmp_path: Path) -> None:
+    node = GpuNode(tmp_path, nvmlnodes.h100(2))
+    with node.backend({"mode": "whole"}) as backend:
+        with node.stub.hanging("nvmlInitWithFlags"):
+            expected = f"the NVIDIA driver hangs: .*{LIBRARY}: nvmlInit did not return within 0.5 s"
+            with pytest.raises(UnavailableError, match=expected):
+                backend.probe()
+            began = time.monotonic()
+            for _ in range(4):
+                with pytest.raises(UnavailableError, match=expected):
+                    backend.probe()
+                with pytest.raises(UnavailableError, match="nvmlInit did not return"), backend.nvml.session():
+                    pass
+                with pytest.raises(UnavailableError, match="nvmlInit did not return"), backend.nvml.closed():
+                    pass
+            assert time.monotonic() - began < 3.0, "it is not waited for again"
+        eventually(lambda: _reads(backend.probe), "it is read")
+        assert len(backend.devices(backend.probe()).devices) == 2
+
+
+def test_a_claim_is_refused_in_words_while_the_start_of_the_driver_hangs(tmp_path: Path) -> None:
+    with at_work(tmp_path, nvmlnodes.h100(2), mig=False, mode="whole", closeWhenIdle=True) as (gpus, made):
+        with gpus.stub.hanging("nvmlInitWithFlags"):
+            assert "nvmlInit did not return within 0.5 s" in made.refusal("a", FIRST)
+            with pytest.raises(UnavailableError, match=r"the NVIDIA driver hangs: .*nvmlInit did not return"):
+                made.gpu.probe()
+        eventually(lambda: not isinstance(made.prepare(made.claim("b", FIRST)), str), "it is given out")
+
+
+def test_the_watch_and_the_end_are_not_held_up_by_a_driver_whose_start_hangs(tmp_path: Path) -> None:
+    node = GpuNode(tmp_path, nvmlnodes.h100(2))
+    stop = threading.Event()
+    with node.stub.hanging("nvmlInitWithFlags"), node.backend() as backend:
+        thread = threading.Thread(target=backend.watch, args=(stop, lambda _why: None), daemon=True)
+        thread.start()
+        assert not _reads(backend.probe)
+        stop.set()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    with node.backend() as backend:
+        eventually(lambda: _reads(backend.probe), "it is read")
+    with watching(node) as watched:
+        node.stub.xid(1, 95)
+        watched.wait(f"{SECOND}: XID 95")
+
+
+def test_a_driver_whose_end_hangs_is_told_of_and_opened_again_once_it_has_ended(tmp_path: Path) -> None:
+    node = GpuNode(tmp_path, nvmlnodes.h100(2))
+    with node.backend({"mode": "whole", "closeWhenIdle": True}) as backend:
+        with node.stub.hanging("nvmlShutdown"):
+            assert len(backend.probe().gpus) == 2
+            with pytest.raises(
+                UnavailableError, match=f"{LIBRARY}: nvmlShutdown did not return within 0.5 s"
+            ):
+                backend.probe()
+            with pytest.raises(UnavailableError, match="nvmlShutdown did not return"), backend.nvml.closed():
+                pass
+        eventually(lambda: _reads(backend.probe), "it is read again")
+
+
+@pytest.mark.parametrize("function", ["nvmlSystemGetDriverVersion", "nvmlDeviceGetCount_v2"])
+def test_a_driver_that_does_not_answer_is_told_of_and_read_once_it_answers(
+    tmp_path: Path, function: str
+) -> None:
+    node = GpuNode(tmp_path, nvmlnodes.h100(2))
+    with watching(node, {"mode": "whole"}) as watched:
+        with node.stub.hanging(function):
+            expected = f"the NVIDIA driver hangs: .*{LIBRARY}: nothing was answered within 0.5 s"
+            with pytest.raises(UnavailableError, match=expected):
+                watched.content()
+            began = time.monotonic()
+            for _ in range(6):
+                with pytest.raises(UnavailableError, match=expected):
+                    watched.content()
+            assert time.monotonic() - began < 2.0, "it is not waited for again"
+            node.stub.xid(1, 95)
+            watched.wait(f"{SECOND}: XID 95")
+        watched.wait("the driver answers again")
+        assert list(watched.taints()) == [SECOND]
+
+
+def test_threads_that_come_while_the_start_hangs_are_told_with_the_first_one(tmp_path: Path) -> None:
+    node = GpuNode(tmp_path, nvmlnodes.h100(2))
+    told: list[str] = []
+
+    def enter() -> None:
+        try:
+            with backend.nvml.session():
+                pass
+        except UnavailableError as error:
+            told.append(str(error))
+
+    with node.backend() as backend:
+        with node.stub.hanging("nvmlInitWithFlags"):
+            threads = [threading.Thread(target=enter, daemon=True) for _ in range(4)]
+            began = time.monotonic()
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(PATIENCE)
+            assert time.monotonic() - began < 1.5, "they wait together"
+            assert len(told) == 4
+            assert len(set(told)) == 1
+        eventually(lambda: _reads(backend.probe), "it is read")
+
+
+def _reads(probe: Callable[[], object]) -> bool:
+    try:
+        probe()
+    except UnavailableError:
+        return False
+    return True

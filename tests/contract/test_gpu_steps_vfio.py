@@ -1,6 +1,7 @@
 """GPUs bound to vfio-pci for virtual machines, and back, on an emulated PCI bus."""
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,14 +22,47 @@ GPU, OTHER = "gpu-0000-1b-00-0", "gpu-0000-43-00-0"
 AUDIO = "0000:1b:00.1"
 
 
+class LooseBus(Bus):
+    """A bus that a function leaves once something happens to it.
+
+    leaves   what happens to it, "unbind" or "bind", by address
+    """
+
+    def __init__(self, gpus: GpuNode) -> None:
+        super().__init__(gpus)
+        self.leaves: dict[str, str] = {}
+
+    def unplug(self, address: str) -> None:
+        """Have a function leave now."""
+        self._all.pop(address, None)
+        del self._natural[address]
+        for entry in (self._root / "sys/kernel/iommu_groups").glob(f"*/devices/{address}"):
+            entry.unlink()
+        self._gpus.unplug(address)
+        self._show()
+
+    def _unbind(self, address: str) -> None:
+        super()._unbind(address)
+        self._happened("unbind", address)
+
+    def _probe(self, address: str) -> None:
+        if address in self._natural:
+            super()._probe(address)
+            self._happened("bind", address)
+
+    def _happened(self, what: str, address: str) -> None:
+        if self.leaves.get(address) == what:
+            self.unplug(address)
+
+
 @contextmanager
 def at_work(
-    root: Path, node: Node | None = None, **options: Any
-) -> Iterator[tuple[GpuNode, Bus, GpuMachine]]:
+    root: Path, node: Node | None = None, bus: type[Bus] = Bus, **options: Any
+) -> Iterator[tuple[GpuNode, Any, GpuMachine]]:
     """Give a node whose GPUs can be passed through, its bus, and an engine on it."""
     gpus = build(root, node or h100(2))
-    with Bus(gpus).serving() as bus, machine(root, passthrough=True, mode="whole", **options) as made:
-        yield gpus, bus, made
+    with bus(gpus).serving() as served, machine(root, passthrough=True, mode="whole", **options) as made:
+        yield gpus, served, made
 
 
 def test_a_gpu_is_bound_to_vfio_for_a_claim_and_back_after_it(tmp_path: Path) -> None:
@@ -170,6 +204,81 @@ def test_an_unplugged_gpu_needs_no_way_back(tmp_path: Path) -> None:
         assert made.record(claim) is None
         assert bus.log[done:] == []
         assert bus.driver(SECOND) == "nvidia"
+
+
+@pytest.mark.parametrize("when", ["unbind", "bind"])
+def test_a_gpu_that_is_unplugged_while_it_is_bound_is_told_of(tmp_path: Path, when: str) -> None:
+    with at_work(tmp_path, l40s(2), LooseBus) as (gpus, bus, made):
+        first, second = (gpu.bus_id for gpu in gpus.stub.node.gpus)
+        audio = f"{first[:-1]}1"
+        bus.add(audio, "snd_hda_intel", 20)
+        whole = next(name for name in made.devices if not name.endswith("-vfio"))
+        bus.leaves[first] = when
+        began = time.monotonic()
+        reason = made.refusal("vm", f"{whole}-vfio")
+        assert reason == f"{whole} left the bus while it was bound to vfio-pci"
+        assert time.monotonic() - began < 5.0, "it is not waited for"
+        assert bus.driver(audio) == "snd_hda_intel"
+        assert bus.override(audio) in {"", "(null)"}
+        assert bus.driver(second) == "nvidia"
+
+
+def test_a_function_of_the_board_that_is_unplugged_while_it_is_bound_leaves_the_gpu_as_it_was(
+    tmp_path: Path,
+) -> None:
+    with at_work(tmp_path, l40s(1), LooseBus) as (gpus, bus, made):
+        (first,) = (gpu.bus_id for gpu in gpus.stub.node.gpus)
+        audio = f"{first[:-1]}1"
+        bus.add(audio, "snd_hda_intel", 20)
+        whole = next(name for name in made.devices if not name.endswith("-vfio"))
+        bus.leaves[audio] = "unbind"
+        reason = made.refusal("vm", f"{whole}-vfio")
+        assert reason == f"{audio} left the bus while it was bound to vfio-pci"
+        assert (bus.driver(first), bus.override(first)) == ("nvidia", "")
+
+
+@pytest.mark.parametrize("when", ["unbind", "bind"])
+def test_a_gpu_that_is_unplugged_on_its_way_back_needs_none(tmp_path: Path, when: str) -> None:
+    with at_work(tmp_path, l40s(1), LooseBus) as (gpus, bus, made):
+        (first,) = (gpu.bus_id for gpu in gpus.stub.node.gpus)
+        audio = f"{first[:-1]}1"
+        bus.add(audio, "snd_hda_intel", 20)
+        whole = next(name for name in made.devices if not name.endswith("-vfio"))
+        claim = made.prepared("vm", f"{whole}-vfio")
+        bus.leaves[first] = when
+        made.undone(claim)
+        assert (bus.driver(audio), bus.override(audio)) == ("snd_hda_intel", "")
+
+
+def test_a_driver_that_does_not_take_its_function_back_keeps_no_other_from_its_own(tmp_path: Path) -> None:
+    with at_work(tmp_path, l40s(1), LooseBus) as (gpus, bus, made):
+        (first,) = (gpu.bus_id for gpu in gpus.stub.node.gpus)
+        audio = f"{first[:-1]}1"
+        bus.add(audio, "snd_hda_intel", 20)
+        whole = next(name for name in made.devices if not name.endswith("-vfio"))
+        claim = made.prepared("vm", f"{whole}-vfio")
+        bus.refusing.add("nvidia")
+        assert made.unprepare(claim) == f"{first} was not taken by nvidia: it is bound to none"
+        assert bus.driver(audio) == "snd_hda_intel"
+        bus.refusing.clear()
+        made.undone(claim)
+        assert bus.driver(first) == "nvidia"
+
+
+def test_a_virtual_machine_that_has_what_is_left_of_a_board_holds_up_unprepare(tmp_path: Path) -> None:
+    with at_work(tmp_path, l40s(1), LooseBus) as (gpus, bus, made):
+        (first,) = (gpu.bus_id for gpu in gpus.stub.node.gpus)
+        audio = f"{first[:-1]}1"
+        bus.add(audio, "snd_hda_intel", 20)
+        whole = next(name for name in made.devices if not name.endswith("-vfio"))
+        claim = made.prepared("vm", f"{whole}-vfio")
+        opened = bus.open(4711, "qemu-system-x86", "/dev/vfio/20")
+        bus.unplug(first)
+        assert made.unprepare(claim, seconds=0.5) == "/dev/vfio/20 is in use by qemu-system-x86 (4711)"
+        assert bus.driver(audio) == "vfio-pci"
+        opened.unlink()
+        made.undone(claim)
+        assert bus.driver(audio) == "snd_hda_intel"
 
 
 def test_a_group_is_given_to_one_claim(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import commandline
 import daemons
 from daemons import cpu_result
 from hosttree import two_sockets
-from waiting import eventually
+from waiting import PATIENCE, eventually
 
 CPU, MEMORY = "cpu.dradriver.io", "memory.dradriver.io"
 
@@ -59,6 +59,16 @@ def test_devices_are_shown_with_capacity_and_health(host: daemons.Node) -> None:
     table = good(host, "devices")
     assert table.splitlines()[0].split() == ["DEVICE", "DRIVER", "CAPACITY", "ATTRIBUTES", "HEALTH", "CLAIMS"]
     assert "cpu-numa-1" in table
+
+
+def test_why_there_are_no_devices_is_told_beside_them(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        f"hostRoot: {tmp_path}\ndrivers: [{{name: gpu.dradriver.io, backends: [gpu]}}]\nnode: n\n"
+    )
+    done = commandline.dradriver("--dir", tmp_path / "d", "--config", config, "devices")
+    assert (done.returncode, done.stdout) == (0, "no devices on this node\n")
+    assert done.stderr == f"dradriver: pool n/gpu: no NVIDIA driver: no libnvidia-ml.so.1 below {tmp_path}\n"
 
 
 def test_slices_are_those_that_the_daemon_publishes(host: daemons.Node) -> None:
@@ -242,7 +252,7 @@ def test_health_is_watched_until_interrupted(host: daemons.Node, tmp_path: Path)
     time.sleep(0.2)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) in {1, 130}
+    assert process.wait(PATIENCE) in {1, 130}
     assert "Traceback" not in output.read_text()
 
 

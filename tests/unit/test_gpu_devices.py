@@ -94,20 +94,32 @@ def test_a_gpu_without_mig_is_offered_whole(mode: str) -> None:
     ("mode", "mig_mode", "mig", "expected", "warning"),
     [
         ("static", "leave", OFF, [""], ""),
-        ("static", "leave", ON, [], ""),
+        (
+            "static", "leave", ON, [],
+            f"{NAME} is not offered: its MIG mode is on, and mode static makes no compute instances (option mode)",
+        ),
         ("whole", "leave", OFF, [""], ""),
         ("whole", "leave", ON, [], f"{NAME} is not offered: its MIG mode is on (option migMode)"),
         ("whole", "switch", ON, [""], ""),
-        ("whole", "switch", FIXED_ON, [], f"{NAME} is not offered: its MIG mode is on, and goes off by a reset only"),
+        *(
+            (
+                "whole", mig_mode, FIXED_ON, [],
+                f"{NAME} is not offered: its MIG mode is on, and goes off by a reset only (nvidia-smi -mig 0)",
+            )
+            for mig_mode in ("leave", "switch")
+        ),
         ("shares", "leave", ON, [], f"{NAME} is not offered: its MIG mode is on (option migMode)"),
         ("partitions", "leave", ON, PARTS, ""),
         ("partitions", "leave", OFF, [""], f"{NAME} has no partitions: its MIG mode is off (option migMode)"),
         ("partitions", "switch", ON, [*PARTS, ""], ""),
         ("partitions", "switch", OFF, [*PARTS, ""], ""),
         ("partitions", "switch", FIXED_ON, PARTS, ""),
-        (
-            "partitions", "switch", FIXED_OFF, [""],
-            f"{NAME} has no partitions: its MIG mode is off, and goes on by a reset only",
+        *(
+            (
+                "partitions", mig_mode, FIXED_OFF, [""],
+                f"{NAME} has no partitions: its MIG mode is off, and goes on by a reset only (nvidia-smi -mig 1)",
+            )
+            for mig_mode in ("leave", "switch")
         ),
     ],
 )  # fmt: skip
@@ -253,11 +265,28 @@ def test_a_gpu_that_cannot_be_passed_through_is_offered_otherwise() -> None:
     assert content.warnings == (f"{NAME} is not offered for passing through: it is in no IOMMU group",)
     assert not offered(gpu, mode="passthrough").devices
     mig = replace(MIG, mig=FIXED_ON, passthrough=BINDABLE)
-    assert offered(mig, mode="passthrough").warnings == (
-        f"{NAME} is not offered for passing through: its MIG mode is on",
-    )
     assert names(offered(mig, passthrough=True, mode="partitions")) == PARTS
     assert names(offered(replace(PLAIN, passthrough=BINDABLE), passthrough=True, mode="shares")) == [""]
+
+
+@pytest.mark.parametrize(
+    ("mig_mode", "mig", "trouble"),
+    [
+        ("leave", ON, "its MIG mode is on (option migMode)"),
+        ("switch", ON, ""),
+        ("switch", FIXED_ON, "its MIG mode is on, and goes off by a reset only (nvidia-smi -mig 0)"),
+    ],
+)
+def test_a_gpu_in_mig_mode_is_passed_through_only_where_that_may_be_switched_off(
+    mig_mode: str, mig: MigMode, trouble: str
+) -> None:
+    gpu = replace(MIG, mig=mig, passthrough=BINDABLE)
+    content = offered(gpu, mode="passthrough", migMode=mig_mode)
+    assert names(content) == ([] if trouble else ["vfio"])
+    expected = (f"{NAME} is not offered for passing through: {trouble}",) if trouble else ()
+    assert content.warnings == expected
+    bound = replace(gpu, visible=False, passthrough=replace(BINDABLE, driver="vfio-pci"))
+    assert names(offered(bound, mode="passthrough", migMode=mig_mode)) == ["vfio"]
 
 
 # --- health

@@ -423,6 +423,12 @@ def test_a_node_before_its_first_start_has_no_error_and_nothing_is_made(node: Se
     assert {"backend cpu", "backend memory", "kubelet root", "CDI files", "journal"} <= set(names)
 
 
+def test_hardware_that_no_driver_is_configured_for_is_told(node: Settings) -> None:
+    assert check_node(node, own_directory=True)[0].seen.endswith("; used by none: gpu, nic")
+    alone = replace(node, drivers=((CPU, ("cpu",)),))
+    assert check_node(alone, own_directory=True)[0].seen.endswith("; used by none: gpu, memory, nic")
+
+
 def test_a_wrong_configuration_is_an_error_and_what_needs_none_is_checked(node: Settings) -> None:
     checks = check_node(SettingsError("x.yaml: node: no"), own_directory=False)
     assert (checks[0].status, checks[0].seen) == (Status.ERROR, "x.yaml: node: no")
