@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import urllib3
 
 from dradriver.sim.apiserver import ApiServer
+from waiting import PATIENCE
 
 RESOURCE = "/apis/resource.k8s.io/v1"
 SLICES = f"{RESOURCE}/resourceslices"
 CLASSES = f"{RESOURCE}/deviceclasses"
 CLAIMS = f"{RESOURCE}/namespaces/default/resourceclaims"
 NODES = "/api/v1/nodes"
-SECONDS = 10.0
+SECONDS = PATIENCE
 
 MERGE = "application/merge-patch+json"
 APPLY = "application/apply-patch+yaml"

@@ -1,11 +1,13 @@
 """Real daemons on a small fake node, whose API server is a stand-in in the test's own process."""
 
+import random
 import socket
 import subprocess
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import daemons
@@ -144,7 +146,10 @@ def prepared(answers: Mapping[str, Any], refs: Sequence[ClaimRef]) -> bool:
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback address that nobody has now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """Return a TCP port of the loopback address that nobody has now, nor gets from the kernel unless he asks for it."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(min(10_000, first // 2), first)
+        with socket.socket() as found, suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port

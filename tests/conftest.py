@@ -1,6 +1,11 @@
 """Options of the test run."""
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A machine that is busy makes no example wrong.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 pytest.register_assert_rewrite("crashes", "life", "reference", "wholenode")
 

@@ -210,5 +210,5 @@ def runs(process: int) -> bool:
     """Return whether a process runs."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends while the file is open
         return False

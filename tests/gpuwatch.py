@@ -10,6 +10,7 @@ from dradriver.model import Device, PoolContent
 from dradriver_gpu import GpuBackend
 from gpunode import GpuNode
 from nvmlstub import Stub
+from waiting import PATIENCE
 
 BEGUN = "GPU events are listened to"
 
@@ -35,12 +36,12 @@ class Watched:
     def wait(self, why: str, times: int = 1) -> None:
         """Wait until that was the reason so many times."""
         with self._changed:
-            there = self._changed.wait_for(lambda: self.count(why) >= times, 20)
+            there = self._changed.wait_for(lambda: self.count(why) >= times, PATIENCE)
         assert there, f"{why}: {self._reasons}"
 
     def hear(self, stub: Stub, index: int, xid: int) -> None:
         """Send an XID until it is heard: the session of NVML may just be ended for another, of which nobody is told."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while not self.count(f"XID {xid}"):
             assert time.monotonic() < deadline, self._reasons
             stub.xid(index, xid)
@@ -81,5 +82,5 @@ def watching(
             yield watched
         finally:
             stop.set()
-            thread.join(20)
+            thread.join(PATIENCE)
         assert not thread.is_alive()

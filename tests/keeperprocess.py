@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dradriver_gpu.mps.messages import SOCKET
-from waiting import eventually
+from waiting import PATIENCE, eventually
 
 RUN = "run/dradriver-gpu/mps"
 
@@ -73,7 +73,7 @@ class KeeperProcess:
             if process.poll() is None:
                 self.kill(process)
 
-    def say(self, data: bytes, *, seconds: float = 10.0) -> dict[str, Any]:
+    def say(self, data: bytes, *, seconds: float = PATIENCE) -> dict[str, Any]:
         """Send bytes and no more; return the answer."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(seconds)

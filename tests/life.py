@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from dradriver_fake import clear_faults, pull_out, put_in, reboot, set_fault
 from reference import GPU, THINGS, VFS, Claim, Key, Reference, Use, check_against
+from waiting import PATIENCE
 from wholenode import Answer, Instance, WholeNode, kind_of, ref_of
 
 SLACK = 5.0
@@ -253,7 +254,7 @@ class Life(RuleBasedStateMachine):
         self.in_time(self.instance.prepare, key, 0.05)
         assert self.in_time(self.instance.unprepare, (key[0], "unknown")) is None
         clear_faults(self.node.host_root)
-        end = time.monotonic() + 20
+        end = time.monotonic() + PATIENCE
         while self.in_time(self.instance.unprepare, key) is not None:
             assert time.monotonic() < end
             time.sleep(0.01)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from nvmlbuild import LIBRARY, build, missing_in
 from nvmlfacts import Gpu, Node, Value
+from waiting import PATIENCE
 
 MULTIARCH = f"{platform.machine()}-linux-gnu"
 
@@ -356,14 +357,16 @@ class Stub:
     def calls(self) -> list[Call]:
         """Return the calls recorded, of all processes."""
         file = self.directory / "calls"
-        lines = file.read_text().splitlines() if file.exists() else []
+        text = file.read_text() if file.exists() else ""
         calls = []
-        for line in lines:
+        for line in text.splitlines(keepends=True):
+            if not line.endswith("\n"):
+                break  # it is being written
             nanoseconds, pid, function, slot, what, code = line.split()
             calls.append(Call(int(nanoseconds), int(pid), function, int(slot), what, int(code)))
         return calls
 
-    def wait_for_call(self, function: str, what: str = "waits", seconds: float = 10.0) -> Call:
+    def wait_for_call(self, function: str, what: str = "waits", seconds: float = PATIENCE) -> Call:
         """Wait until a call is recorded, by default one that a fault holds up."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

@@ -12,6 +12,7 @@ from dradriver.model import Device, PoolContent
 from dradriver.publish import ApiPublisher, PublishResult
 from dradriver.sim.apiserver import ApiServer
 from slicereader import visible
+from waiting import PATIENCE
 
 DRIVER = "gpu.example.com"
 NODE = "node-a"
@@ -24,7 +25,7 @@ def gpus(count: int, **fields: Any) -> tuple[Device, ...]:
     return tuple(Device(f"gpu-{number:04}", **fields) for number in range(count))
 
 
-def until(condition: Callable[[], object], seconds: float = 10.0, where: str = "") -> float:
+def until(condition: Callable[[], object], seconds: float = PATIENCE, where: str = "") -> float:
     """Wait until the condition holds; return how many seconds that took."""
     start = time.monotonic()
     while not condition():
@@ -76,14 +77,18 @@ class Hurried(Clock):
 
     def __init__(self) -> None:
         super().__init__()
+        self._guard = threading.Lock()  # who reads it meanwhile sees it go on, not back
         self._passed = self._since = time.monotonic()
 
     def now(self) -> float:
-        return self._passed + (time.monotonic() - self._since) * self._speed
+        with self._guard:
+            return self._passed + (time.monotonic() - self._since) * self._speed
 
     def run_at(self, speed: float) -> None:
-        self._passed, self._since = self.now(), time.monotonic()
-        self._speed = speed
+        with self._guard:
+            now = time.monotonic()
+            self._passed += (now - self._since) * self._speed
+            self._since, self._speed = now, speed
 
 
 class Daemon:
@@ -111,6 +116,7 @@ class Daemon:
         self._node = node
         self._clock = clock
         self._period = period
+        self._guard = threading.Lock()  # of the two below, so that none is taken for published before it is
         self._wanted: dict[tuple[str, str], PoolContent] = {}
         self._due: set[tuple[str, str]] = set()
         self._changed = threading.Event()
@@ -129,14 +135,15 @@ class Daemon:
         self._stop.set()
         self.wake()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(PATIENCE)
         assert not any(thread.is_alive() for thread in self._threads)
 
     def want(
         self, *devices: Device, pool: str = POOL, driver: str = DRIVER, content: PoolContent | None = None
     ) -> None:
-        self._wanted[driver, pool] = content or PoolContent(devices)
-        self._due.add((driver, pool))
+        with self._guard:
+            self._wanted[driver, pool] = content or PoolContent(devices)
+            self._due.add((driver, pool))
         self.wake()
 
     def wake(self) -> None:
@@ -172,5 +179,6 @@ class Daemon:
         except OSError as error:
             self.errors.append(str(error))
             return
-        if self._wanted[driver, pool] is content:
-            self._due.discard((driver, pool))
+        with self._guard:
+            if self._wanted[driver, pool] is content:
+                self._due.discard((driver, pool))

@@ -15,6 +15,7 @@ from dradriver.kube import (
     ListWatch,
 )
 from kubeserver import Answer, Request, Server, Wire
+from waiting import PATIENCE
 
 PATH = "/apis/resource.k8s.io/v1/resourceslices"
 
@@ -72,7 +73,7 @@ class Watching:
         """Stop; return how long that took."""
         began = time.monotonic()
         self.stop.set()
-        self.thread.join(20)
+        self.thread.join(PATIENCE)
         assert not self.thread.is_alive()
         return time.monotonic() - began
 

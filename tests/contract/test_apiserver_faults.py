@@ -12,7 +12,7 @@ import urllib3
 
 from apiserverside import NODES, SLICES, Api, node_body, slice_body
 from dradriver.sim.apiserver import ApiServer
-from waiting import eventually
+from waiting import PATIENCE, eventually
 
 
 @pytest.fixture
@@ -129,6 +129,12 @@ def test_connections_are_refused_for_a_time(api: Api, server: ApiServer) -> None
     assert not server.faults.refusing
 
 
+def test_the_port_stays_its_own_while_connections_are_refused(server: ApiServer) -> None:
+    server.faults.refuse()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port(server.url)))
+
+
 def port(url: str) -> int:
     found = re.search(r":(\d+)$", url)
     assert found
@@ -139,7 +145,7 @@ def test_watches_end_when_their_connections_are_cut(api: Api, server: ApiServer)
     with api.watch(SLICES) as events:
         eventually(lambda: server.faults.watches.open == 1)
         server.faults.drop_connections()
-        assert events.ended.wait(5)
+        assert events.ended.wait(PATIENCE)
     with api.watch(SLICES) as events:
         server.faults.refuse(keep_connections=True)
         server.store.create(slice_body())
@@ -170,7 +176,7 @@ def test_a_handshake_breaks_and_the_next_one_works() -> None:
             assert events.names(1) == [("ADDED", "s1")]
             eventually(lambda: server.faults.watches.open == 1)
             server.faults.watches.close()
-            assert events.ended.wait(5)
+            assert events.ended.wait(PATIENCE)
         context = ssl.create_default_context(cafile=str(server.certificate))
         with (
             socket.create_connection(("127.0.0.1", port(server.url)), 5) as plain,

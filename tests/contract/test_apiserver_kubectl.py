@@ -12,7 +12,7 @@ import pytest
 
 from apiserverside import allocation, claim_body, node_body, slice_body
 from dradriver.sim.apiserver import ApiServer
-from waiting import eventually
+from waiting import PATIENCE, eventually
 
 PROGRAM = shutil.which("kubectl")
 
@@ -220,16 +220,16 @@ def test_it_watches(server: ApiServer, home: Path, tmp_path: Path) -> None:
             env={"HOME": str(home), "PATH": "/usr/bin:/bin"},
         )
     try:
-        eventually(lambda: server.faults.watches.open == 1, seconds=30)
+        eventually(lambda: server.faults.watches.open == 1)
         claim = server.store.create(claim_body(namespace="default"))
         claim["status"] = {"allocation": allocation("gpu-0")}
         server.store.replace(claim)
-        end = time.monotonic() + 30
+        end = time.monotonic() + PATIENCE
         while output.read_text().count("c1") < 2 and time.monotonic() < end:
             time.sleep(0.05)
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(PATIENCE)
     lines = [line.split() for line in output.read_text().splitlines()]
     assert lines[0] == ["NAME", "STATE", "AGE"]
     assert [line[:2] for line in lines[1:3]] == [["c1", "pending"], ["c1", "allocated"]]

@@ -1,6 +1,7 @@
 """Watches of the stand-in API server: resuming, bookmarks, selectors, expiry, and streams that break."""
 
 import json
+import threading
 from collections.abc import Iterator
 from queue import Empty
 
@@ -9,7 +10,8 @@ import urllib3
 
 from apiserverside import CLAIMS, SLICES, Api, claim_body, slice_body
 from dradriver.sim.apiserver import ApiServer
-from waiting import eventually
+from dradriver.sim.apiserver.store import Change, Subscription
+from waiting import PATIENCE, eventually
 
 
 @pytest.fixture
@@ -126,7 +128,7 @@ def test_bookmarks_come_on_command_and_with_time(api: Api, server: ApiServer) ->
 
 def test_a_watch_ends_in_good_order_at_its_time_limit(api: Api) -> None:
     with api.watch(f"{SLICES}?timeoutSeconds=1") as events:
-        assert events.ended.wait(5)
+        assert events.ended.wait(PATIENCE)
         assert events.end is None
 
 
@@ -138,7 +140,7 @@ def test_what_is_not_remembered_has_expired(api: Api, server: ApiServer) -> None
         assert events.status == 200
         kind, status = events.next()
         assert (kind, status["code"], status["reason"]) == ("ERROR", 410, "Expired")
-        assert events.ended.wait(5)
+        assert events.ended.wait(PATIENCE)
     recent = int(version(api)) - 10
     with api.watch(f"{SLICES}?resourceVersion={recent}") as events:
         assert len(events.names(10)) == 10
@@ -154,11 +156,11 @@ def test_open_watches_expire_on_command_as_event_and_as_status(api: Api, server:
         server.faults.expire_watches()
         kind, status = events.next()
         assert (kind, status["code"]) == ("ERROR", 410)
-        assert events.ended.wait(5)
+        assert events.ended.wait(PATIENCE)
     with api.watch(SLICES) as events:
         eventually(lambda: server.faults.watches.open == 1)
         server.faults.expire_watches(status=True)
-        assert events.ended.wait(5)
+        assert events.ended.wait(PATIENCE)
         assert events.end is None
     gone = api.get(f"{SLICES}?watch=true")
     assert (gone.status, gone.body["reason"]) == (410, "Expired")
@@ -171,7 +173,7 @@ def test_a_stream_breaks_off_in_the_middle_of_a_line(api: Api, server: ApiServer
     with api.watch(SLICES) as events:
         eventually(lambda: server.faults.watches.open == 1)
         server.faults.watches.truncate(clean)
-        assert events.ended.wait(5)
+        assert events.ended.wait(PATIENCE)
         if clean:
             assert events.end is None
             assert events.rest.startswith(b'{"type":')
@@ -193,7 +195,29 @@ def test_a_silent_watch_stays_open_and_says_nothing(api: Api, server: ApiServer)
         with api.watch(SLICES) as another:
             assert another.names(1) == [("ADDED", "s1")]
         server.faults.watches.close()
-        assert events.ended.wait(5)
+        assert events.ended.wait(PATIENCE)
+
+
+def test_what_happens_after_the_order_to_be_silent_is_not_sent_by_a_watch_that_looks_just_then(
+    api: Api, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, silenced = threading.Event(), threading.Event()
+    take = Subscription.take
+
+    def slow(subscription: Subscription) -> Iterator[Change]:
+        looks.set()
+        silenced.wait(PATIENCE)
+        yield from take(subscription)
+
+    monkeypatch.setattr(Subscription, "take", slow)
+    with api.watch(SLICES) as events:
+        assert looks.wait(PATIENCE)
+        server.faults.watches.silence()
+        api.post(SLICES, slice_body("s1"))
+        silenced.set()
+        assert events.quiet()
+        server.faults.watches.close()
+        assert events.ended.wait(PATIENCE)
 
 
 def test_closed_watches_hold_nothing(api: Api, server: ApiServer) -> None:
@@ -204,7 +228,7 @@ def test_closed_watches_hold_nothing(api: Api, server: ApiServer) -> None:
     with api.watch(SLICES) as events:
         eventually(lambda: server.faults.watches.open == 1)
         server.faults.watches.close()
-        assert events.ended.wait(5)
+        assert events.ended.wait(PATIENCE)
         assert events.end is None
 
 

@@ -11,6 +11,7 @@ from clusternode import GPU, VF, ClusterNode, cluster_node
 from dradriver.claims import ClaimError, ClaimNotFoundError, api
 from dradriver.claims.api import ApiClaims
 from dradriver.model import ClaimRef
+from waiting import PATIENCE
 
 CPU = "cpu.dradriver.io"
 
@@ -169,5 +170,5 @@ def test_a_repeat_waits_little_for_a_server_that_does_not_answer(
         done.set()
 
     threading.Thread(target=repeat).start()
-    assert done.wait(10)
+    assert done.wait(PATIENCE)
     assert answers == [first]

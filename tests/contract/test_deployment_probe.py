@@ -20,7 +20,7 @@ from chart import MANIFESTS, container, objects
 from dradriver.kubelet import SocketPaths, unix_target
 from dradriver.kubelet.probe import main
 from dradriver_protos import dra_v1_pb2, dra_v1_pb2_grpc, registration_pb2, registration_pb2_grpc
-from waiting import eventually
+from waiting import PATIENCE, eventually
 
 CPU, MEMORY = "cpu.dradriver.io", "memory.dradriver.io"
 DEPLOYED = container(objects([(MANIFESTS / "dradriver.yaml").read_text()]))
@@ -224,12 +224,12 @@ def test_a_daemon_works_under_what_the_pod_may_do() -> None:
             assert not isinstance(kubelet.prepare(CPU, [claim])[claim.uid], str)
             assert kubelet.unprepare(CPU, [claim]) == {claim.uid: None}
         daemons.terminate(process)
-        reader.join(10)
+        reader.join(PATIENCE)
         assert process.returncode == 0, lines
         assert not [line for line in lines if b"WARNING" in line or b"ERROR" in line]
     finally:
         process.kill()
         process.wait()
-        reader.join(10)
+        reader.join(PATIENCE)
         process.stderr.close()
         shutil.rmtree(directory)

@@ -13,6 +13,7 @@ from gpunode import GpuNode
 from gpuwatch import BEGUN, watching
 from nvmlclients import Operator
 from nvmlstub import DOUBLE_BIT_ECC, MIG_CHANGE, UNAVAILABLE, XID, Fault
+from waiting import eventually
 
 ALL = {"mode": "partitions", "migMode": "switch", "passthrough": True}
 RETIREMENT, RETIREMENT_FAILURE, FATAL_POISON = 0x400, 0x800, 0x2000
@@ -232,8 +233,8 @@ def test_a_gpu_off_the_bus_stays_published_until_it_is_back(tmp_path: Path) -> N
         assert set(watched.taints()["gpu-0000-43-00-0"]) == {"lost=", "xid=79"}
 
         node.plug(full.gpus[1])
-        node.bind("0000:43:00.0", "nvidia")
         node.stub.become(full)
+        node.bind("0000:43:00.0", "nvidia")
         assert watched.content().devices == before.devices
         watched.hear(node.stub, 1, 95)
 
@@ -276,6 +277,7 @@ def test_a_driver_without_event_sets_is_probed(
     node = GpuNode(tmp_path, nvmlnodes.h100(2), missing={function})
     with watching(node, begun=False) as watched:
         node.stub.change(0, recovery_action=1)
+        eventually(lambda: "GPU events are not heard" in caplog.text)
         time.sleep(0.5)
         assert watched.taints() == {"gpu-0000-1b-00-0": ["recovery=reset"]}
     told = [record for record in caplog.records if "GPU events are not heard" in record.getMessage()]

@@ -38,6 +38,9 @@ backends: {{gpu: {{mode: partitions, migMode: switch, passthrough: true, fatalTa
 """
         )
         host.ready(2)
+        hardware.stub.record()
+        hardware.stub.wait_for_call("nvmlEventSetWait_v2", "returned")
+        hardware.stub.record(calls=False)
         # The probe after the events are asked for is over.
         time.sleep(0.5)
         yield host

@@ -13,8 +13,9 @@ import pytest
 from dradriver.clock import SYSTEM, Clock
 from dradriver.kube import EVENTS, Client, Connection, EventRecorder
 from dradriver.kube import events as events_module
-from kubeserver import Answer, Request, Server, Wire
-from waiting import eventually
+from kubeserver import Answer, Request, Server, Wire, allow_time
+from publishing import Hurried
+from waiting import PATIENCE, eventually
 
 UID = "0b6a7e5e-6d0c-4a55-9c3b-1f0f6a2f9d10"
 
@@ -33,7 +34,7 @@ def recording(
             yield server, recorder, stop
         finally:
             stop.set()
-            thread.join(20)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
             client.close()
 
@@ -74,21 +75,26 @@ def test_an_event_is_about_the_node() -> None:
 
 
 def test_the_same_is_written_once_an_hour() -> None:
-    clock = Clock(speed=3000)
+    clock = Hurried()
     with recording(storing, clock) as (server, recorder, _):
         for _ in range(50):
             recorder.record("Reason", "message")
         recorder.record("Reason", "another message")
         recorder.record("Reason", "message", warning=True)
         eventually(lambda: len(written(server)) == 3)
+        clock.run_at(3000)
         clock.wait(threading.Event(), 3700)
+        clock.run_at(1)
         recorder.record("Reason", "message")
         eventually(lambda: len(written(server)) == 4)
     assert len({event["metadata"]["name"] for event in written(server)}) == 4
     assert [event["type"] for event in written(server)] == ["Normal", "Normal", "Warning", "Normal"]
 
 
-def test_events_wait_for_a_server_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
+def test_events_wait_for_a_server_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    allow_time(monkeypatch)
     caplog.set_level(logging.INFO, "dradriver")
     clock = Clock(speed=100)
     with recording(lambda request, wire: wire.cut(), clock) as (server, recorder, _):
@@ -105,7 +111,8 @@ def test_events_wait_for_a_server_that_does_not_answer(caplog: pytest.LogCapture
     assert found == "events on node n1.example.com are written again"
 
 
-def test_an_event_whose_answer_was_lost_keeps_its_name() -> None:
+def test_an_event_whose_answer_was_lost_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    allow_time(monkeypatch)
     names: list[str] = []
 
     def forgetful(request: Request, wire: Wire) -> None:
@@ -127,7 +134,10 @@ def test_an_event_whose_answer_was_lost_keeps_its_name() -> None:
     assert len(set(names)) == 1
 
 
-def test_what_the_server_refuses_is_dropped_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_the_server_refuses_is_dropped_and_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    allow_time(monkeypatch)
     caplog.set_level(logging.INFO, "dradriver")
     clock = Clock(speed=50)
     with recording(lambda request, wire: wire.refuse(403, "Forbidden"), clock) as (server, recorder, _):

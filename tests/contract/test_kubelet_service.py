@@ -299,7 +299,11 @@ outcomes = st.sampled_from([(), (device(),), "error", "", None, 3])
 
 
 @given(claims=claims_of_a_call, outcome=outcomes, left_out=st.integers(0, 8))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_there_is_always_one_entry_for_each_uid(
     caller: Caller, driver: Driver, claims: list[ClaimRef], outcome: Any, left_out: int
 ) -> None:

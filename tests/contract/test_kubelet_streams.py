@@ -12,7 +12,7 @@ from dradriver.model import Health
 from dradriver.sim.kubelet import CallError, HealthWatch, Kubelet, ReportedHealth
 from dradriver.sim.watcher import EventKind, RegistrationWatcher
 from kubeletside import DRIVER, claim, kubelet_root, serving
-from waiting import eventually
+from waiting import PATIENCE, eventually
 
 WELL = DeviceState(Health.HEALTHY, "", 1_700_000_000.9)
 SICK = DeviceState(Health.UNHEALTHY, "fell off\nthe bus", 1_700_000_100.0)
@@ -138,7 +138,7 @@ def test_streams_end_when_the_driver_stops(root: Path, board: HealthBoard) -> No
             for watch, follower in zip(watches, followers, strict=True):
                 next(watch)
                 follower.start()
-        assert all(end.wait(timeout=5) for end in ended)
+        assert all(end.wait(PATIENCE) for end in ended)
         for follower in followers:
             follower.join()
 

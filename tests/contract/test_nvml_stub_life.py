@@ -17,6 +17,7 @@ import pytest
 from nvmlclients import refusal, session
 from nvmlnodes import h100, mixed, t4
 from nvmlstub import DOUBLE_BIT_ECC, MIG_CHANGE, RECOVERY_ACTION, XID, Fault, GpuState, Stub
+from waiting import PATIENCE
 
 PROGRAM = """
 import ctypes, sys
@@ -53,7 +54,7 @@ def running(stub: Stub, program: str) -> Iterator["subprocess.Popen[str]"]:
 
 def output(process: "subprocess.Popen[str]") -> list[str]:
     """Wait for the program's end and return what it has printed."""
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=PATIENCE)
     return out.splitlines()
 
 
@@ -272,7 +273,7 @@ class Waiting:
             self._result = (error.value,)
 
     def join(self) -> tuple[int, ...]:
-        self._thread.join(20)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
         return self._result
 
@@ -346,7 +347,7 @@ def test_a_hanging_call_holds_up_nothing_else(tmp_path: Path) -> None:
             assert nvml.nvmlDeviceGetMemoryInfo(other).total > 0
             assert nvml.nvmlDeviceGetName(one) == "NVIDIA H100 80GB HBM3"
             assert answers == []
-        hung.join(20)
+        hung.join(PATIENCE)
         assert len(answers) == 1
 
 

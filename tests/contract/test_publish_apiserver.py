@@ -282,7 +282,7 @@ def test_two_that_restore_against_each_other_come_to_rest(server: ApiServer, dae
     published(server, daemon, Device("gpu-a"))
     with client_of(server) as client, Daemon(client) as other:
         other.want(Device("gpu-b"))
-        until(lambda: any("again and again" in error for error in (*daemon.errors, *other.errors)), 20)
+        until(lambda: any("again and again" in error for error in (*daemon.errors, *other.errors)))
         server.requests.clear()
         calls = daemon.calls
         until(lambda: daemon.calls >= calls + 4)

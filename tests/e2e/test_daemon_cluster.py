@@ -22,10 +22,11 @@ from clusterdaemons import (
     taints,
 )
 from daemons import NODE
+from dradriver.claimstatus.writer import PATIENCE_SECONDS
 from dradriver.sim.kubelet import Kubelet
 from dradriver.sim.watcher import EventKind, RegistrationWatcher
 from dradriver_fake import clear_faults, set_fault
-from waiting import eventually
+from waiting import PATIENCE, eventually
 
 GPU_POOL = POOLS[0]
 PARTITION = f"{CARD}-mig-1g-6gb-0"
@@ -85,6 +86,7 @@ def test_slices_follow_a_node_object_that_comes_late() -> None:
         with daemons.kubelet(late.node) as kubelet:
             assert sorted(plugin.name for plugin in kubelet.plugins()) == sorted(DRIVERS)
         assert late.slices() == []
+        eventually(lambda: late.log().count("there is no Node") == len(POOLS), "it is said for each pool")
         time.sleep(1.5)
         assert late.log().count("there is no Node") == len(POOLS), "said once for each pool, not at each try"
         late.make_node()
@@ -99,10 +101,11 @@ def test_an_api_server_that_is_down_at_the_start_is_found_when_it_is_up(fresh: C
     with daemons.kubelet(fresh.node) as kubelet:
         assert sorted(plugin.name for plugin in kubelet.plugins()) == sorted(DRIVERS)
         assert kubelet.unprepare(CPU, [unknown]) == {unknown.uid: None}
-    time.sleep(1.0)
-    lines = len(fresh.log().splitlines())
+    for text, number in (("are not as they should be", len(POOLS)), ("cannot be watched", len(DRIVERS))):
+        eventually(lambda text=text, number=number: fresh.log().count(text) == number, text)  # type: ignore[misc]
+    before = fresh.log()
     time.sleep(1.5)
-    assert len(fresh.log().splitlines()) - lines <= 4, "at most one line a watch, and none for a retry"
+    assert fresh.log() == before, "nothing is said of a retry"
     fresh.server.faults.accept()
     fresh.ready()
 
@@ -213,17 +216,21 @@ def test_prepare_costs_one_get_and_the_status_is_written_by_one_patch(
 ) -> None:
     claim = running.claim("all-kinds", *ALL_KINDS)
     running.server.requests.clear()
+    began = time.monotonic()
     for number, driver in enumerate(DRIVERS, 1):
         assert prepared(kubelet.prepare(driver, [claim]), [claim])
         assert len(running.asked("get", "ResourceClaim")) == number
+    in_time = (
+        time.monotonic() - began < PATIENCE_SECONDS
+    )  # else those that are prepared are told of before the rest
     names = {PARTITION, "nic-0000-44-00-2", "cpu-numa-0", "memory-numa-0"}
     eventually(lambda: running.told(claim).keys() == names, "all devices are in the status")
     told = running.told(claim)
     assert {name: told[name]["Ready"]["status"] for name in names} == dict.fromkeys(names, "True")
     time.sleep(0.5)
     assert len(running.asked("get", "ResourceClaim")) == len(DRIVERS)
-    assert len(running.asked("apply", "ResourceClaim")) == 1
-    assert running.written() == {"ResourceClaim": 1}
+    assert not in_time or len(running.asked("apply", "ResourceClaim")) == 1
+    assert not in_time or running.written() == {"ResourceClaim": 1}
     running.server.requests.clear()
     for driver in DRIVERS:
         assert kubelet.prepare(driver, [claim])
@@ -323,10 +330,12 @@ def test_calls_that_come_at_once_ask_no_more_than_there_are(running: Cluster, ku
 
 def test_credentials_that_are_not_there_end_the_start(fresh: Cluster) -> None:
     fresh.kubeconfig.unlink()
-    assert fresh.start().wait(20) == 2
+    assert fresh.start().wait(PATIENCE) == 2
     (line,) = fresh.log().splitlines()
     assert str(fresh.kubeconfig) in line
-    assert fresh.node.start("kubernetes: {}\n", environment={"KUBERNETES_SERVICE_HOST": ""}).wait(20) == 2
+    assert (
+        fresh.node.start("kubernetes: {}\n", environment={"KUBERNETES_SERVICE_HOST": ""}).wait(PATIENCE) == 2
+    )
     (_, line) = fresh.log().splitlines()
     assert "config.yaml: kubernetes: " in line
     assert "KUBERNETES_SERVICE_HOST" in line

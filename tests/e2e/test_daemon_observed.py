@@ -16,7 +16,7 @@ import daemons
 from clusterdaemons import CARD, CPU, DRIVERS, FAKE, GPU, MEMORY, POOLS, Cluster, cluster, free_port, prepared
 from daemons import NODE
 from dradriver.sim.apiserver import User
-from waiting import eventually
+from waiting import PATIENCE, eventually
 
 PARTITION = f"{CARD}-mig-1g-6gb-0"
 ADMINISTRATOR = User("kubernetes-admin", ("system:masters",))
@@ -43,7 +43,7 @@ def checks(of: daemons.Node) -> dict[str, dict[str, str]]:
 
 def scraped(port: int) -> dict[tuple[str, frozenset[str]], float]:
     """Return all samples by name and label values."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
         text = answer.read().decode()
     return {
         (sample.name, frozenset(sample.labels.values())): sample.value

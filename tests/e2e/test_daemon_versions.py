@@ -13,8 +13,8 @@ import commandline
 import daemons
 from clusterdaemons import CARD, CPU, FAKE, GPU, POOLS, Cluster, cluster, free_port, prepared, taints
 from daemons import NODE
-from dradriver_fake import clear_faults, set_fault
-from waiting import eventually
+from dradriver_fake import Fault, clear_faults, set_fault, set_faults
+from waiting import PATIENCE, eventually
 
 GPU_POOL, _, CPU_POOL, _ = POOLS
 PARTITION = f"{CARD}-mig-1g-6gb-0"
@@ -37,7 +37,7 @@ def checks(of: Cluster, status: str) -> dict[str, str]:
 
 def metric(port: int, name: str) -> dict[str, float]:
     """Return the samples of a metric by pool."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     return {
         sample.labels["pool"]: sample.value
@@ -148,8 +148,9 @@ def test_a_claim_is_told_when_its_gpu_is_ready_and_keeps_that_beside_what_prepar
     device = (waiting.offered(GPU_POOL) or {})[PARTITION]
     assert device["bindingConditions"] == [READY]
     assert device["bindingFailureConditions"] == [FAILED]
-    set_fault(hardware, CARD, "unready")
-    time.sleep(1.0)
+    sick = f"{CARD}-mig-1g-6gb-1"
+    set_faults(hardware, [Fault(device=CARD, does="unready"), Fault(device=sick, does="sick")])
+    eventually(lambda: sick in taints(waiting.offered(GPU_POOL)), "both are known, as what is sick shows")
     claim = waiting.claim("waits", PARTITION)
     waiting.server.requests.clear()
     time.sleep(1.0)
@@ -163,7 +164,7 @@ def test_a_claim_is_told_when_its_gpu_is_ready_and_keeps_that_beside_what_prepar
         eventually(lambda: conditions(waiting, claim) == {READY, "Ready"}, "it is told that it is prepared")
         assert waiting.told(claim)[PARTITION][READY] == condition
         # One for the binding, one for the status: what the two say of one device is kept apart by the server.
-        eventually(lambda: waiting.written() == {"ResourceClaim": 2}, "two writes")
+        eventually(lambda: waiting.written()["ResourceClaim"] == 2, "two writes")
         assert kubelet.unprepare(GPU, [claim]) == {claim.uid: None}
 
 

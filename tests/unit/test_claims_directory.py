@@ -16,6 +16,7 @@ from dradriver.claims import ClaimNotFoundError, DirectoryClaims
 from dradriver.claims.directory import MAX_FILE
 from dradriver.model import ClaimRef
 from lever import claim_object
+from waiting import PATIENCE
 
 REF = ClaimRef("uid-a", "default", "a")
 
@@ -29,7 +30,7 @@ def body(wanted: ClaimRef, device: str = "lever-0") -> dict[str, Any]:
 
 
 def soon() -> float:
-    return time.monotonic() + 20
+    return time.monotonic() + PATIENCE
 
 
 def device(claims: DirectoryClaims, wanted: ClaimRef = REF) -> str:
@@ -230,7 +231,7 @@ class SlowFile:
             self.opened.append(Path(path).name)
             if path.endswith("/slow.yaml"):
                 self.reached.set()
-                assert self.go.wait(20)
+                assert self.go.wait(PATIENCE)
             return real_open(path, flags)
 
         monkeypatch.setattr(os, "open", slow_open)
@@ -246,7 +247,7 @@ def test_a_slow_file_does_not_delay_the_claims_in_others(tmp_path: Path, slow: S
     claims = DirectoryClaims(tmp_path)
     with ThreadPoolExecutor() as threads:
         everything = threads.submit(claims.all)
-        assert slow.reached.wait(20)
+        assert slow.reached.wait(PATIENCE)
         assert claims.get(ref("b"), soon())["metadata"]["name"] == "b"
         for name, file in (("a", "default.a.yaml"), ("c", "c.yml"), ("d", "zzz.json")):
             (tmp_path / file).write_text(json.dumps(body(ref(name))))

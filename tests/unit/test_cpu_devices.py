@@ -13,6 +13,7 @@ from dradriver.model import Device, PoolContent, Quantity
 from dradriver.slices.check import checked
 from dradriver_cpu import CpuBackend, CpuOptions
 from hosttree import HostTree, two_sockets
+from waiting import PATIENCE
 
 NUMA = "resource.kubernetes.io/numaNode"
 SOCKET = "dradriver.io/socketID"
@@ -210,12 +211,12 @@ def test_events_of_cpus_ask_for_a_new_look() -> None:
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        assert opened.wait(20)
+        assert opened.wait(PATIENCE)
         if unavailable:
             pytest.skip(f"no events here: {unavailable[0]}")
         UEVENT.write_text("change")
-        assert seen.wait(20)
+        assert seen.wait(PATIENCE)
     finally:
         stop.set()
-        thread.join(20)
+        thread.join(PATIENCE)
     assert reasons[1] == "change /devices/system/cpu/cpu0"

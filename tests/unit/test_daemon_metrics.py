@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from clusterdaemons import free_port
 from dradriver.daemon.metrics import Metrics
 from dradriver.daemon.publishing import Published
-from waiting import eventually
+from waiting import PATIENCE, eventually
 
 GPU = "gpu.example.com"
 
@@ -55,7 +55,7 @@ def key(name: str, *values: str) -> tuple[str, frozenset[str]]:
 
 def samples(port: int, host: str = "127.0.0.1") -> Samples:
     """Return all samples by name and label values."""
-    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=PATIENCE) as answer:
         text = answer.read().decode()
     return {
         (sample.name, frozenset(sample.labels.values())): sample.value
@@ -75,7 +75,7 @@ def served(metrics: Metrics, host: str = "127.0.0.1") -> Iterator[int]:
         yield port
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
 
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from dradriver.daemon import metricserver
 from dradriver.daemon.metricserver import MAX_CONNECTIONS, MetricServer
-from waiting import eventually
+from waiting import PATIENCE, eventually
 
 
 @pytest.fixture
@@ -28,13 +28,15 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetricServer]:
         yield made
     finally:
         made.shutdown()
-        thread.join(10)
+        thread.join(PATIENCE)
         made.server_close()
 
 
 def scraped(server: MetricServer) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{server.server_port}/metrics", timeout=PATIENCE
+        ) as answer:
             return b"up 1.0" in answer.read()
     except (urllib.error.URLError, OSError):
         return False
@@ -45,7 +47,7 @@ def test_idle_connections_are_few_and_are_cut_off(server: MetricServer) -> None:
     threads = threading.active_count()
     with ExitStack() as stack:
         idle = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", server.server_port), 10))
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.server_port), PATIENCE))
             for _ in range(50)
         ]
         # Those beyond the limit are closed at once, the others in time.
@@ -57,9 +59,9 @@ def test_idle_connections_are_few_and_are_cut_off(server: MetricServer) -> None:
 
 
 def test_one_that_sends_a_little_now_and_then_is_cut_off_too(server: MetricServer) -> None:
-    with socket.create_connection(("127.0.0.1", server.server_port), 10) as slow:
+    with socket.create_connection(("127.0.0.1", server.server_port), PATIENCE) as slow:
         slow.settimeout(0.05)
-        ends = time.monotonic() + 20
+        ends = time.monotonic() + PATIENCE
         while time.monotonic() < ends:
             try:
                 slow.sendall(b"G")

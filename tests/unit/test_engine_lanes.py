@@ -12,7 +12,7 @@ from dradriver.backoff import delays
 from dradriver.engine import HungError, Lane, Pools, refresh_all, retried
 from dradriver.host import Host
 from dradriver.model import NUMA_NODE, Allocated, ClaimRef, Device, Peer, PoolContent
-from waiting import eventually
+from waiting import PATIENCE, eventually
 
 
 def soon(seconds: float = 0.1) -> float:
@@ -36,7 +36,7 @@ def test_a_lane_runs_several_calls_at_once_and_keeps_few_threads() -> None:
     lane = Lane("bounded", workers=3)
     together = threading.Barrier(3)
     callers = [
-        threading.Thread(target=lane.call, args=(lambda: together.wait(10), soon(10), "meet"))
+        threading.Thread(target=lane.call, args=(lambda: together.wait(PATIENCE), soon(PATIENCE), "meet"))
         for _ in range(3)
     ]
     for caller in callers:

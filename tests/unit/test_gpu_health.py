@@ -35,6 +35,7 @@ from dradriver_gpu.inventory import (
     RemappedRows,
 )
 from dradriver_gpu.symptoms import UNCORRECTED
+from waiting import PATIENCE
 
 NONE, NO_SCHEDULE, NO_EXECUTE = TaintEffect.NONE, TaintEffect.NO_SCHEDULE, TaintEffect.NO_EXECUTE
 
@@ -526,7 +527,7 @@ def test_what_events_told_does_not_wait_for_a_driver_that_does_not_answer() -> N
 
     def read() -> GPUInventory:
         reads[0] += 1
-        assert hangs.wait(20)
+        assert hangs.wait(PATIENCE)
         return node.inventory()
 
     examiner, again = Examiner(read, node.book), threading.Event()
@@ -541,7 +542,7 @@ def test_what_events_told_does_not_wait_for_a_driver_that_does_not_answer() -> N
     node.change(0, recovery=RESET)
     assert not again.is_set()
     hangs.set()
-    assert again.wait(20)
+    assert again.wait(PATIENCE)
     assert {one.key for one in examiner.probe().ailments} == {"xid", "recovery"}
     assert reads == [3]
 
@@ -551,7 +552,7 @@ def test_a_probe_that_was_given_up_keeps_no_event_from_being_shown() -> None:
     hangs.set()
 
     def read() -> GPUInventory:
-        assert hangs.wait(20)
+        assert hangs.wait(PATIENCE)
         return node.inventory()
 
     class Hanging(Backend[GPUInventory, GpuOptions]):
@@ -574,7 +575,7 @@ def test_a_probe_that_was_given_up_keeps_no_event_from_being_shown() -> None:
     pool.refresh(deadline=time.monotonic() + 0.3)
     assert "did not answer in time" in pool.snapshot.error
     node.xid(2, 119)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while pool.snapshot.error and time.monotonic() < deadline:
         pool.refresh()
     assert {device.physical for device in pool.snapshot.content.devices if device.taints} == {
@@ -590,7 +591,7 @@ def test_without_news_the_driver_is_waited_for() -> None:
     node, hangs = Node(), threading.Event()
 
     def read() -> GPUInventory:
-        assert hangs.wait(20)
+        assert hangs.wait(PATIENCE)
         return node.inventory()
 
     examiner = Examiner(read, node.book)
@@ -603,7 +604,7 @@ def test_without_news_the_driver_is_waited_for() -> None:
     thread.join(0.6)
     assert thread.is_alive()
     hangs.set()
-    thread.join(20)
+    thread.join(PATIENCE)
     assert [one.message for one in found[0].ailments] == ["XID 95: memory error that was not contained"]
 
 

@@ -10,7 +10,7 @@ from dradriver.backend.together import run_together
 from dradriver.host import Host
 from dradriver_gpu.owned import Owned
 from hosttree import HostTree
-from waiting import eventually
+from waiting import PATIENCE, eventually
 
 
 def started(target: Callable[[], None]) -> threading.Thread:
@@ -40,7 +40,7 @@ def test_instances_that_become_ours_have_the_gpus_probed(tmp_path: Path) -> None
     eventually(lambda: len(reasons) == 2)
     assert not owned.places
     stop.set()
-    thread.join(10)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 
@@ -92,12 +92,12 @@ def test_loops_run_together_until_they_are_stopped() -> None:
 
     def loop(number: int, over: threading.Event) -> None:
         running[number].set()
-        over.wait(10)
+        over.wait(2 * PATIENCE)
 
     thread = started(lambda: run_together(stop, lambda over: loop(0, over), lambda over: loop(1, over)))
-    assert all(event.wait(10) for event in running)
+    assert all(event.wait(PATIENCE) for event in running)
     stop.set()
-    thread.join(10)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 
@@ -109,7 +109,7 @@ def test_a_loop_that_fails_ends_the_others_and_one_that_ends_does_not() -> None:
         raise ConnectionError("the driver is gone")
 
     def goes_on(over: threading.Event) -> None:
-        if over.wait(10):
+        if over.wait(PATIENCE):
             ended.set()
 
     with pytest.raises(ConnectionError, match="the driver is gone"):

@@ -25,6 +25,7 @@ from dradriver_protos import (
     registration_pb2,
     registration_pb2_grpc,
 )
+from waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -228,12 +229,12 @@ FAILED_UNPREPARE = entry(b"\x0a", b"uid", b"\x0a\x04name")
 def test_a_call_by_path_and_bytes_is_answered(
     channel: grpc.Channel, path: str, request_wire: bytes, response_wire: bytes
 ) -> None:
-    assert channel.unary_unary(path)(request_wire, timeout=10) == response_wire
+    assert channel.unary_unary(path)(request_wire, timeout=PATIENCE) == response_wire
 
 
 @pytest.mark.parametrize("package", ["v1", "v1alpha1"])
 def test_a_health_stream_by_path_and_bytes_is_answered(channel: grpc.Channel, package: str) -> None:
-    stream = channel.unary_stream(f"/{package}.DRAResourceHealth/NodeWatchResources")(b"", timeout=10)
+    stream = channel.unary_stream(f"/{package}.DRAResourceHealth/NodeWatchResources")(b"", timeout=PATIENCE)
     assert list(stream) == [b"\x0a\x02\x10\x01", b"\x0a\x02\x10\x02"]
 
 

@@ -25,7 +25,6 @@ _MAX_HEAD: Final = 64 * 1024
 _IDLE_SECONDS: Final = 300.0
 _SEND_SECONDS: Final = 30.0
 _HANDSHAKE_SECONDS: Final = 10.0
-_BIND_SECONDS: Final = 10.0
 _BROKEN_HANDSHAKE: Final = b"\x15\x03\x03\x00\x02\x02\x28"  # alert: handshake_failure
 
 
@@ -138,7 +137,7 @@ class HttpServer:
         self._tls = tls
         self._guard = threading.RLock()
         self._ended = threading.Event()
-        self._bound_once = False
+        self._bound: socket.socket | None = None
         self._listener: socket.socket | None = None
         self._threads: set[threading.Thread] = set()
         self._sockets: set[socket.socket] = set()
@@ -153,10 +152,11 @@ class HttpServer:
         with self._guard:
             if self._listener is not None or self._ended.is_set():
                 return
-            listener = self._bound()
+            if self._bound is None:
+                self._bound = _bound(self.port)
+                self.port = self._bound.getsockname()[1]
+            listener = self._bound.dup()
             listener.listen(128)
-            self._bound_once = True
-            self.port = listener.getsockname()[1]
             self._listener = listener
             self._start(self._accept, listener, "apiserver-accept")
 
@@ -183,26 +183,11 @@ class HttpServer:
         self.drop_connections()
         with self._guard:
             threads = list(self._threads)
+            if self._bound is not None:
+                self._bound.close()
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(_SEND_SECONDS)
-
-    def _bound(self) -> socket.socket:
-        waited = 0.0
-        for delay in delays(0.01, 0.5):
-            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind(("127.0.0.1", self.port))
-            except OSError:
-                listener.close()
-                # After a time of refusing, the port may for a moment be another's outgoing one.
-                if not self._bound_once or waited > _BIND_SECONDS or self._ended.wait(delay):
-                    raise
-                waited += delay
-            else:
-                return listener
-        raise AssertionError("delays never end")
 
     def _start(self, target: Callable[[socket.socket], None], connection: socket.socket, name: str) -> None:
         def run() -> None:
@@ -268,6 +253,32 @@ class HttpServer:
         if ended:
             _shut(secured)
         return secured
+
+
+def _bound(port: int) -> socket.socket:
+    """Return a socket that has a port of the loopback address, any for 0. Raises OSError.
+
+    It keeps the port while it does not listen: nobody else gets it while connections are refused. The kernel lets go
+    of a port that was not asked for by its number (`tcp_set_state` in net/ipv4/tcp.c), so that one is asked for twice.
+    """
+    while True:
+        number = port or _free_port()
+        bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind(("127.0.0.1", number))
+        except OSError:
+            bound.close()
+            if port:
+                raise
+        else:
+            return bound
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def _shut(connection: socket.socket) -> None:

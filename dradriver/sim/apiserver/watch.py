@@ -138,22 +138,18 @@ class Watch:
     def _stream(self, exchange: Exchange, subscription: Subscription, control: WatchControl) -> bool:
         end = time.monotonic() + self._options.seconds
         bookmark = time.monotonic() + self._bookmark_seconds
-        self._send(exchange, self._first_lines())
+        self._send(exchange, control, self._first_lines())
         while True:
             for order in control.taken():
-                if order == "bookmark" and not control.silent:
-                    self._send(exchange, self._bookmark(subscription))
-                elif order not in {"bookmark", "silence"}:
+                if order == "bookmark":
+                    self._send(exchange, control, self._bookmark(subscription))
+                elif order != "silence":
                     return self._end(exchange, order)
             now = time.monotonic()
-            if control.silent:
-                for _ in subscription.take():
-                    pass
-            else:
-                self._send(exchange, self._lines(subscription.take()))
-                if now >= bookmark:
-                    bookmark = now + self._bookmark_seconds
-                    self._send(exchange, self._bookmark(subscription))
+            self._send(exchange, control, self._lines(subscription.take()))
+            if now >= bookmark:
+                bookmark = now + self._bookmark_seconds
+                self._send(exchange, control, self._bookmark(subscription))
             if now >= end and not control.silent:
                 return True
             pause = _SILENT_SECONDS if control.silent else min(end, bookmark) - now
@@ -175,8 +171,10 @@ class Watch:
         return True
 
     @staticmethod
-    def _send(exchange: Exchange, lines: Iterable[bytes]) -> None:
-        if data := b"".join(lines):
+    def _send(exchange: Exchange, control: WatchControl, lines: Iterable[bytes]) -> None:
+        data = b"".join(lines)
+        # Asked once the lines are there: what happens after the order to be silent is never among them.
+        if data and not control.silent:
             exchange.send(data)
 
     def _first_lines(self) -> Iterator[bytes]:
