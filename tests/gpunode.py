@@ -14,6 +14,7 @@ from nvmlfacts import Gpu, Node
 from nvmlstub import Stub
 
 PCI = "sys/bus/pci"
+GPUS = "proc/driver/nvidia/gpus"
 
 
 class GpuNode:
@@ -103,17 +104,20 @@ class GpuNode:
         shutil.rmtree(self.host.path(f"{PCI}/devices/{address}"))
         (self.directory / f"{PCI}/devices/{address}").unlink()
 
-    def bind(self, address: str, driver: str) -> None:
-        """Bind a GPU to a kernel driver."""
+    def bind(self, address: str, driver: str, *, taken: bool = True) -> None:
+        """Bind a GPU to a kernel driver, which has taken it or is about to."""
         self.unbind(address)
         device = self.host.path(f"{PCI}/devices/{address}")
         directory = self.directory / PCI / "drivers" / driver
         directory.mkdir(parents=True, exist_ok=True)
         (device / "driver").symlink_to(f"/{PCI}/drivers/{driver}")
         (directory / address).symlink_to(f"/{PCI}/devices/{address}")
+        if driver == "nvidia" and taken:
+            self.tree.write(f"{GPUS}/{address}/information", f"Bus Location: {address}")
 
     def unbind(self, address: str) -> None:
         """Bind a GPU to no driver."""
         (self.host.path(f"{PCI}/devices/{address}") / "driver").unlink(missing_ok=True)
         for driver in (self.directory / PCI).glob("drivers/*"):
             (driver / address).unlink(missing_ok=True)
+        shutil.rmtree(self.directory / GPUS / address, ignore_errors=True)

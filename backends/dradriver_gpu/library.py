@@ -30,6 +30,7 @@ _DIRECTORIES = (
 
 MODULE_VERSION = "sys/module/nvidia/version"
 BOUND = "sys/bus/pci/drivers/nvidia"
+TAKEN = "proc/driver/nvidia/gpus"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,12 @@ class Library:
 
     path    links followed, on this machine
     file    device, inode and time of the last change
-    bound   PCI addresses that the kernel module drives: a session of NVML knows only those of its beginning
+    taken   PCI addresses that the kernel module drives: a session of NVML knows only those of its beginning
     """
 
     path: Path
     file: tuple[int, int, int]
-    bound: tuple[str, ...]
+    taken: tuple[str, ...]
 
 
 def find_libraries(host: Host, root: str) -> Iterator[Library]:
@@ -53,7 +54,7 @@ def find_libraries(host: Host, root: str) -> Iterator[Library]:
     container.
     """
     driver = driver_host(host, root)
-    bound = tuple(name for name in host.list_dir(BOUND) if ":" in name)
+    taken = _taken(host)
     seen: set[tuple[int, int, int]] = set()
     for directory in _DIRECTORIES:
         try:
@@ -64,7 +65,17 @@ def find_libraries(host: Host, root: str) -> Iterator[Library]:
         file = (status.st_dev, status.st_ino, status.st_mtime_ns)
         if file not in seen and stat.S_ISREG(status.st_mode):
             seen.add(file)
-            yield Library(path, file, bound)
+            yield Library(path, file, taken)
+
+
+def _taken(host: Host) -> tuple[str, ...]:
+    """Return the PCI addresses of the GPUs that the driver has taken.
+
+    A GPU is in procfs once it has. The link to its driver is there before the driver is even asked (really_probe() in
+    drivers/base/dd.c), and a session that begins in between does not know it.
+    """
+    names = host.list_dir(TAKEN if host.exists(TAKEN) else BOUND)
+    return tuple(sorted(name for name in names if ":" in name))
 
 
 def driver_host(host: Host, root: str) -> Host:

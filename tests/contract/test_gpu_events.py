@@ -1,6 +1,7 @@
 """GPU events on the stub driver: from an XID, an ECC error or a lost GPU to the devices concerned, and back."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pynvml
@@ -237,6 +238,24 @@ def test_a_gpu_off_the_bus_stays_published_until_it_is_back(tmp_path: Path) -> N
         node.bind("0000:43:00.0", "nvidia")
         assert watched.content().devices == before.devices
         watched.hear(node.stub, 1, 95)
+
+
+def test_a_gpu_that_its_driver_is_about_to_take_is_shown_once_it_has(tmp_path: Path) -> None:
+    """The kernel links it to the driver before, and NVML may be asked in between."""
+    node = GpuNode(tmp_path, nvmlnodes.h100(2))
+    with node.backend({"mode": "whole"}) as backend:
+        before = backend.devices(backend.probe()).devices
+        full = node.stub.node
+        node.unplug("0000:43:00.0")
+        node.stub.become(replace(full, gpus=full.gpus[:1]))
+        backend.probe()
+        node.plug(full.gpus[1])
+        node.bind("0000:43:00.0", "nvidia", taken=False)
+        taints = {device.name: device.taints for device in backend.devices(backend.probe()).devices}
+        assert taints["gpu-0000-43-00-0"]
+        node.stub.become(full)
+        node.bind("0000:43:00.0", "nvidia")
+        assert backend.devices(backend.probe()).devices == before
 
 
 # --- drivers
