@@ -84,7 +84,7 @@ class Settings:
             if others or not restore(state.before):
                 self._save(setting, _State(state.before, others))
             else:
-                self._path(setting).unlink(missing_ok=True)
+                self._forget(setting)
             return True
 
     def holds(self, setting: str, holder: str) -> bool:
@@ -116,6 +116,13 @@ class Settings:
             raise BackendError(
                 f"{path} is no record of a setting: remove it, and set the hardware by hand"
             ) from None
+
+    def _forget(self, setting: str) -> None:
+        path = self._path(setting)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise BackendError(f"{path}: {error.strerror} (option runDirectory)") from None
 
     def _save(self, setting: str, state: _State) -> None:
         path = self._path(setting)

@@ -131,6 +131,8 @@ def prepare(
         ref, drivers = _drivers(claim, obj)
         if Path(claim).is_file() and node.settings.claims.is_dir() and not node.settings.kubernetes:
             made = _put(node, ref, obj)
+            if made is None:
+                _refuse_another(node, claim, ref, obj)
     else:
         obj, made = _new_claim(node, name, namespace, devices, parameters)
         ref, drivers = _drivers(f"{namespace}/{name}", obj)
@@ -179,10 +181,7 @@ def _put(node: Node, ref: ClaimRef, obj: Mapping[str, Any]) -> Path | None:
     except ValueError as error:
         fail(str(error))
     directory = node.settings.claims
-    if any(
-        (known.namespace, known.name) == (ref.namespace, ref.name)
-        for known, _ in DirectoryClaims(directory).all()
-    ):
+    if _kept(node, ref) is not None:
         return None
     metadata = obj["metadata"] | {"annotations": (obj["metadata"].get("annotations") or {}) | {MADE: "true"}}
     path = directory / f"{ref.namespace}.{ref.name}.yaml"
@@ -194,6 +193,26 @@ def _put(node: Node, ref: ClaimRef, obj: Mapping[str, Any]) -> Path | None:
     except OSError as error:
         fail(f"{path}: {error.strerror}")
     return path
+
+
+def _kept(node: Node, ref: ClaimRef) -> dict[str, Any] | None:
+    """Return the claim of that name in the claims directory, which is the one that the driver reads."""
+    claims = DirectoryClaims(node.settings.claims).all()
+    return next((obj for of, obj in claims if (of.namespace, of.name) == (ref.namespace, ref.name)), None)
+
+
+def _refuse_another(node: Node, text: str, ref: ClaimRef, obj: Mapping[str, Any]) -> None:
+    """Refuse a file whose claim is in the claims directory with another allocation: the driver would take that."""
+
+    def essence(of: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+        return of["metadata"].get("uid"), of.get("spec"), (of.get("status") or {}).get("allocation")
+
+    kept = _kept(node, ref)
+    if kept is not None and essence(kept) != essence(obj):
+        fail(
+            f"{text}: {node.settings.claims} has another claim {ref}, by which the driver goes: unprepare that "
+            f"({ref.namespace}/{ref.name}), or change it there"
+        )
 
 
 def _parameters(text: str) -> tuple[str, Mapping[str, Any]]:
@@ -302,7 +321,7 @@ def _prepared_table(ref: ClaimRef, data: Sequence[Mapping[str, Any]]) -> None:
 @output_option
 @pass_node
 def unprepare(node: Node, claim: str, only: Sequence[str], uid: str | None, output: Output) -> None:
-    """Unprepare CLAIM with every driver that is concerned. A claim made by --device is deleted afterwards."""
+    """Unprepare CLAIM with every driver that is concerned. What prepare put into the claims directory is deleted."""
     if uid:
         namespace, _, name = claim.rpartition("/")
         ref, obj = ClaimRef(uid, namespace or "default", name), None
@@ -323,17 +342,17 @@ def unprepare(node: Node, claim: str, only: Sequence[str], uid: str | None, outp
     show(output, data, lambda: print_table(("DRIVER", "RESULT"), rows, "no driver"))
     if any(answers.values()):
         raise SystemExit(1)
-    if obj and not only:
-        _forget(node, obj)
+    if obj and not only and not node.settings.kubernetes:
+        _forget(node, ref)
 
 
-def _forget(node: Node, obj: Mapping[str, Any]) -> None:
+def _forget(node: Node, ref: ClaimRef) -> None:
+    """Remove what `prepare` has put into the claims directory."""
     from dradriver.sim.allocate import MADE
 
-    metadata = obj["metadata"]
-    if MADE in (metadata.get("annotations") or {}):
-        path = node.settings.claims / f"{metadata['namespace']}.{metadata['name']}.yaml"
-        path.unlink(missing_ok=True)
+    metadata = (_kept(node, ref) or {}).get("metadata") or {}
+    if metadata.get("uid") == ref.uid and MADE in (metadata.get("annotations") or {}):
+        (node.settings.claims / f"{ref.namespace}.{ref.name}.yaml").unlink(missing_ok=True)
 
 
 @kubelet.command()

@@ -124,7 +124,8 @@ def hold_text(hold: Mapping[str, Any]) -> str:
     """Return a ledger unit for people: what it is of, without the pool."""
     kind, _, rest = hold["unit"].partition(":")
     if kind == "plan":
-        return str(rest.replace(":", " "))
+        backend, _, held = rest.partition(":")
+        return f"{backend} {held}"
     name = " ".join(rest.split(":")[1:])
     if kind == "device":
         return f"device {name}" if hold["amount"] == str(ONE) else f"share of device {name}"

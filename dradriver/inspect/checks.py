@@ -111,6 +111,10 @@ def _pools(settings: Settings) -> Pools | SettingsError:
         return problem
 
 
+_WHY = "see why beside it, and the backend's options in docs/configuration.md"
+_MISSING = "is the hardware there, and its driver loaded?"
+
+
 def _backends(pools: Pools | SettingsError, node: str, known: Sequence[str]) -> list[Check]:
     if isinstance(pools, SettingsError):
         return [error("backends", str(pools), "mend the configuration, or install the backend")]
@@ -141,7 +145,7 @@ def check_pool(pool: Pool, node: str, known: Sequence[str] = ()) -> list[Check]:
     if not content.devices:
         return [
             *checks,
-            warning(name, seen, "nothing is offered: is the hardware there, and its driver loaded?"),
+            warning(name, seen, "nothing is offered: " + (_WHY if notes else _MISSING)),
         ]
     return [ok(name, seen), *checks]
 

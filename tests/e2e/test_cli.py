@@ -136,8 +136,17 @@ def test_a_claim_file_as_kubectl_prints_it_is_prepared_and_planned(
     (host.claims / "printed.yaml").unlink()
     good(host, "kubelet", "prepare", str(file))
     assert [held["claim"]["uid"] for held in parsed(host, "claims")] == [claim.uid]
-    good(host, "kubelet", "unprepare", "printed")
+    edited = file.with_name("edited.yaml")
+    edited.write_text(file.read_text().replace("cpu-numa-0", "cpu-numa-1"))
+    refused = dradriver(host, "kubelet", "prepare", str(edited))
+    assert refused.returncode == 1
+    assert f"{host.claims} has another claim default/printed (" in refused.stderr
+    assert "by which the driver goes: unprepare that" in refused.stderr
+    good(host, "kubelet", "unprepare", str(file))
     assert not list(host.claims.glob("*printed*")), "a file that prepare put there is taken away"
+    assert "cpu-numa-1" in good(host, "kubelet", "prepare", str(edited))
+    good(host, "kubelet", "unprepare", "printed")
+    assert not list(host.claims.glob("*printed*"))
 
 
 def test_global_options_may_stand_behind_the_command(host: daemons.Node) -> None:
