@@ -17,13 +17,16 @@ from gpuwatch import watching
 from nvmlstub import Fault
 from waiting import PATIENCE, eventually
 
+SECONDS = 2
+"""Long enough for a busy machine to answer in."""
+
 FIRST, SECOND, THIRD = "gpu-0000-1b-00-0", "gpu-0000-43-00-0", "gpu-0000-52-00-0"
 
 
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "GPU_SECONDS", 0.5)
-    monkeypatch.setattr(nvml, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(probe, "GPU_SECONDS", SECONDS)
+    monkeypatch.setattr(nvml, "PATIENCE_SECONDS", SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -43,10 +46,11 @@ def test_a_gpu_that_hangs_is_unhealthy_alone_until_it_answers(tmp_path: Path, fu
             assert [device.health for device in content.devices] == [
                 Health.HEALTHY, Health.UNHEALTHY, Health.HEALTHY
             ]  # fmt: skip
-            assert content.devices[1].health_message == "NVML: it did not answer within 0.5 s"
+            assert content.devices[1].health_message == f"NVML: it did not answer within {SECONDS} s"
             began = time.monotonic()
-            watched.content()
-            assert time.monotonic() - began < 0.4, "it is not waited for again"
+            for _ in range(4):
+                watched.content()
+            assert time.monotonic() - began < 4 * SECONDS, "it is not waited for again"
         watched.wait("a GPU answers again")
         assert not watched.taints()
 
@@ -57,7 +61,7 @@ def test_a_gpu_that_hangs_from_the_start_keeps_no_other_from_being_published(tmp
         inventory = backend.probe()
         assert [device.name for device in backend.devices(inventory).devices] == [FIRST, THIRD]
         assert inventory.warnings == (
-            "the GPU at 0000:43:00.0 is left out: NVML: it did not answer within 0.5 s",
+            f"the GPU at 0000:43:00.0 is left out: NVML: it did not answer within {SECONDS} s",
         )
 
 
@@ -124,7 +128,7 @@ def test_a_driver_whose_start_hangs_is_told_of_and_served_once_it_answers(tmp_pa
     node = GpuNode(tmp_path, nvmlnodes.h100(2))
     with node.backend({"mode": "whole"}) as backend:
         with node.stub.hanging("nvmlInitWithFlags"):
-            expected = f"the NVIDIA driver hangs: .*{LIBRARY}: nvmlInit did not return within 0.5 s"
+            expected = f"the NVIDIA driver hangs: .*{LIBRARY}: nvmlInit did not return within {SECONDS} s"
             with pytest.raises(UnavailableError, match=expected):
                 backend.probe()
             began = time.monotonic()
@@ -135,7 +139,7 @@ def test_a_driver_whose_start_hangs_is_told_of_and_served_once_it_answers(tmp_pa
                     pass
                 with pytest.raises(UnavailableError, match="nvmlInit did not return"), backend.nvml.closed():
                     pass
-            assert time.monotonic() - began < 3.0, "it is not waited for again"
+            assert time.monotonic() - began < 12 * SECONDS, "it is not waited for again"
         eventually(lambda: _reads(backend.probe), "it is read")
         assert len(backend.devices(backend.probe()).devices) == 2
 
@@ -143,7 +147,7 @@ def test_a_driver_whose_start_hangs_is_told_of_and_served_once_it_answers(tmp_pa
 def test_a_claim_is_refused_in_words_while_the_start_of_the_driver_hangs(tmp_path: Path) -> None:
     with at_work(tmp_path, nvmlnodes.h100(2), mig=False, mode="whole", closeWhenIdle=True) as (gpus, made):
         with gpus.stub.hanging("nvmlInitWithFlags"):
-            assert "nvmlInit did not return within 0.5 s" in made.refusal("a", FIRST)
+            assert f"nvmlInit did not return within {SECONDS} s" in made.refusal("a", FIRST)
             with pytest.raises(UnavailableError, match=r"the NVIDIA driver hangs: .*nvmlInit did not return"):
                 made.gpu.probe()
         eventually(lambda: not isinstance(made.prepare(made.claim("b", FIRST)), str), "it is given out")
@@ -172,7 +176,7 @@ def test_a_driver_whose_end_hangs_is_told_of_and_opened_again_once_it_has_ended(
         with node.stub.hanging("nvmlShutdown"):
             assert len(backend.probe().gpus) == 2
             with pytest.raises(
-                UnavailableError, match=f"{LIBRARY}: nvmlShutdown did not return within 0.5 s"
+                UnavailableError, match=f"{LIBRARY}: nvmlShutdown did not return within {SECONDS} s"
             ):
                 backend.probe()
             with pytest.raises(UnavailableError, match="nvmlShutdown did not return"), backend.nvml.closed():
@@ -187,14 +191,14 @@ def test_a_driver_that_does_not_answer_is_told_of_and_read_once_it_answers(
     node = GpuNode(tmp_path, nvmlnodes.h100(2))
     with watching(node, {"mode": "whole"}) as watched:
         with node.stub.hanging(function):
-            expected = f"the NVIDIA driver hangs: .*{LIBRARY}: nothing was answered within 0.5 s"
+            expected = f"the NVIDIA driver hangs: .*{LIBRARY}: nothing was answered within {SECONDS} s"
             with pytest.raises(UnavailableError, match=expected):
                 watched.content()
             began = time.monotonic()
             for _ in range(6):
                 with pytest.raises(UnavailableError, match=expected):
                     watched.content()
-            assert time.monotonic() - began < 2.0, "it is not waited for again"
+            assert time.monotonic() - began < 6 * SECONDS, "it is not waited for again"
             node.stub.xid(1, 95)
             watched.wait(f"{SECOND}: XID 95")
         watched.wait("the driver answers again")
@@ -213,16 +217,17 @@ def test_threads_that_come_while_the_start_hangs_are_told_with_the_first_one(tmp
             told.append(str(error))
 
     with node.backend() as backend:
+        node.stub.record()
         with node.stub.hanging("nvmlInitWithFlags"):
             threads = [threading.Thread(target=enter, daemon=True) for _ in range(4)]
-            began = time.monotonic()
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join(PATIENCE)
-            assert time.monotonic() - began < 1.5, "they wait together"
             assert len(told) == 4
-            assert len(set(told)) == 1
+            assert all(f"did not return within {SECONDS} s" in text for text in told)
+            begun = [call for call in node.stub.calls() if call.function == "nvmlInitWithFlags"]
+            assert len(begun) == 1, "they wait together"
         eventually(lambda: _reads(backend.probe), "it is read")
 
 

@@ -165,7 +165,7 @@ def test_a_partition_in_use_waits_for_the_end_of_its_processes(tmp_path: Path) -
         idle = gpus.stub.node.gpus[0]
         running = Process(4711, gpu_instance=instance.id, compute_instance=0)
         gpus.stub.replace(0, replace(idle, processes=(running,)))
-        answer = made.unprepare(claim, seconds=0.5)
+        answer = made.unprepare(claim, seconds=3.0)
         assert answer
         assert "In use" in answer
         assert made.refusal("b", f"{GPU}-mig-2g-20gb-4").startswith("device")
@@ -212,7 +212,7 @@ def test_device_nodes_that_come_late_are_waited_for(tmp_path: Path) -> None:
         late.join()
         made.undone(made.claim("a", f"{GPU}-mig-2g-20gb-4"))
         tree.unlink()
-        reason = made.refusal("b", f"{GPU}-mig-2g-20gb-4", seconds=0.5)
+        reason = made.refusal("b", f"{GPU}-mig-2g-20gb-4", seconds=3.0)
         assert "nvidia-cap" in reason
         assert gpus.stub.state()[0].gpu_instances == ()
 

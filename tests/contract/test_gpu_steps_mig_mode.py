@@ -69,7 +69,7 @@ def test_mig_mode_of_a_gpu_in_use_is_tried_again_and_nothing_stays_pending(tmp_p
         before = gpus.stub.state()
         gpus.stub.change(0, busy=1)
         began = time.monotonic()
-        reason = made.refusal("a", f"{GPU}-mig-2g-20gb-4", seconds=0.5)
+        reason = made.refusal("a", f"{GPU}-mig-2g-20gb-4", seconds=3.0)
         assert "MIG mode cannot be switched on: the GPU is in use" in reason
         assert time.monotonic() - began > 0.2
         assert gpus.stub.state() == before

@@ -105,7 +105,7 @@ def test_a_busy_device_is_tried_again_within_the_call(node: Node) -> None:
 def test_a_device_that_stays_busy_until_the_deadline_leaves_nothing(node: Node) -> None:
     ref = node.claim("a", "lever-0", config=THREE)
     node.fault("lever-0-part-2.busy")
-    assert node.prepare(ref, seconds=0.5) == "lever lever-0-part-2 is busy"
+    assert node.prepare(ref, seconds=2.0) == "lever lever-0-part-2 is busy"
     assert (node.pulled, node.specs, node.prepared) == ({}, {}, set())
 
 
@@ -142,7 +142,7 @@ def test_a_claim_whose_check_fails_is_refused_and_leaves_nothing(
 ) -> None:
     ref = node.claim("a", "lever-0", config=(config(lever_config(steps=steps, checked=True)),))
     file = node.fault(f"lever-0.{fault}")
-    assert message in str(node.prepare(ref, seconds=0.5))
+    assert message in str(node.prepare(ref, seconds=2.0))
     assert (node.pulled, node.specs) == ({}, {})
     file.unlink()
     eventually(lambda: not isinstance(node.prepare(ref), str))
@@ -154,7 +154,7 @@ def test_a_claim_whose_check_fails_is_refused_and_leaves_nothing(
 def test_a_hanging_step_is_left_alone_until_it_ends_and_then_settled(node: Node) -> None:
     ref, other = node.claim("a", "lever-0", config=THREE), node.claim("b", "lever-1")
     hang = node.fault("lever-0-part-1.hang")
-    assert "did not answer in time" in str(node.prepare(ref, seconds=0.3))
+    assert "did not answer in time" in str(node.prepare(ref, seconds=2.0))
     assert "still running" in str(node.prepare(ref))
     assert "still running" in str(node.unprepare(ref))
     assert "lever-0 is held by claim default/a (uid-a)" in str(node.prepare(node.claim("c", "lever-0")))
@@ -173,7 +173,7 @@ def test_a_hanging_step_is_left_alone_until_it_ends_and_then_settled(node: Node)
 def test_when_the_last_step_hung_the_repeat_prepares_anew(node: Node) -> None:
     ref = node.claim("a", "lever-0")
     hang = node.fault("lever-0.hang")
-    assert "did not answer in time" in str(node.prepare(ref, seconds=0.2))
+    assert "did not answer in time" in str(node.prepare(ref, seconds=2.0))
     hang.unlink()
     eventually(lambda: not isinstance(node.prepare(ref), str))
     assert [verb for verb, _ in node.backend.log] == ["apply", "revert", "apply"]
@@ -183,7 +183,7 @@ def test_when_the_last_step_hung_the_repeat_prepares_anew(node: Node) -> None:
 def test_unprepare_after_a_hang_undoes_everything(node: Node) -> None:
     ref = node.claim("a", "lever-0", config=THREE)
     hang = node.fault("lever-0-part-2.hang")
-    assert "did not answer in time" in str(node.prepare(ref, seconds=0.2))
+    assert "did not answer in time" in str(node.prepare(ref, seconds=2.0))
     hang.unlink()
     eventually(lambda: node.unprepare(ref) is None)
     assert (node.pulled, node.specs, node.prepared) == ({}, {}, set())
