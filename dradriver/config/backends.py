@@ -36,7 +36,13 @@ def load_backends(settings: Settings) -> tuple[tuple[str, Backend[Any, Any]], ..
 
 def _class(settings: Settings, kind: str) -> type[Backend[Any, Any]]:
     stand_in = settings.stand_in.backends.get(kind) if settings.stand_in else None
-    return stand_in or _installed(settings, kind)
+    if stand_in is None:
+        return _installed(settings, kind)
+    if stand_in.config_types or not entry_points(group=GROUP, name=kind):
+        return stand_in
+    # Claims are written for real hardware: their configuration is checked as there, and has no effect.
+    config_types = _installed(settings, kind).config_types
+    return type(stand_in.__name__, (stand_in,), {"config_types": config_types, "__module__": stand_in.__module__})
 
 
 def _made(settings: Settings, backend: type[Backend[Any, Any]]) -> Backend[Any, Any]:

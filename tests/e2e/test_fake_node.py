@@ -8,14 +8,18 @@ from typing import Any
 import pytest
 
 import daemons
+from dradriver.backend import API_VERSION
 from dradriver.model import ClaimRef, Health
 from dradriver.sim.kubelet import Kubelet
 from dradriver_cdi import Spec, validate
 from dradriver_fake import clear_faults, complaints, leftovers, set_fault
+from gpumachine import gpu_config
+from nicdaemons import opaque
 from waiting import PATIENCE, eventually
 
 CONFIG = "fake: {node: dgx-h100}"
 GPU, NIC, CPU = "gpu.dradriver.io", "nic.dradriver.io", "cpu.dradriver.io"
+TYPE = {"apiVersion": API_VERSION}
 FIRST, SECOND = "gpu-0000-1b-00-0", "gpu-0000-43-00-0"
 
 
@@ -89,6 +93,26 @@ def test_a_partition_a_card_and_cpus_of_one_claim_are_prepared_and_given_back(
     for driver in answers:
         assert kubelet.unprepare(driver, [claim]) == {claim.uid: None}
     assert not leftovers(root)
+
+
+def test_configuration_is_checked_as_for_real_hardware(dgx: daemons.Node, kubelet: Kubelet) -> None:
+    sharing = gpu_config({"sharing": {"timeSlicing": {"interval": "Long"}}})
+    card = opaque({"interface": {"name": "net1", "mtu": 9000}})
+    claim = dgx.claim(
+        "configured", [result(SECOND, "gpu"), result("nic-0000-18-00-0", "nic")], [sharing, card]
+    )
+    for driver in (GPU, NIC):
+        assert not isinstance(prepare(kubelet, driver, claim), str)
+        assert kubelet.unprepare(driver, [claim]) == {claim.uid: None}
+    for config, driver, message in (
+        (gpu_config({"sharing": {"timeslicing": {}}}), GPU, "sharing.timeslicing: unknown field"),
+        (opaque({"interface": {"name": "a/b"}}), NIC, "is no name of an interface"),
+    ):
+        wrong = dgx.claim("wrong", [result(SECOND, "gpu"), result("nic-0000-18-00-0", "nic")], [config])
+        assert message in prepare(kubelet, driver, wrong)
+    unknown = gpu_config({}) | {"opaque": {"driver": GPU, "parameters": {**TYPE, "kind": "TpuConfig"}}}
+    refused = prepare(kubelet, GPU, dgx.claim("unknown", [result(SECOND, "gpu")], [unknown]))
+    assert "'TpuConfig' is unknown; known are CpuConfig, GpuConfig, NicConfig" in refused
 
 
 def test_a_gpu_that_vanishes_is_withdrawn_and_published_again(dgx: daemons.Node, kubelet: Kubelet) -> None:
