@@ -4,6 +4,7 @@ Runtimes read every .json and .yaml file in it at any moment, so a file appears 
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -66,6 +67,14 @@ def encode(spec: Spec) -> bytes:
     return _UNSAFE_IN_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode()
 
 
+# What all containers of a driver get is brought up to date for each claim, and large where the driver has many files.
+@functools.lru_cache(maxsize=16)
+def _encoded(spec: Spec) -> bytes:
+    """Return the content of the file for a spec that breaks no rule. Raises CDIError."""
+    validate(spec)
+    return encode(spec)
+
+
 class Store:
     """The spec files of one directory.
 
@@ -89,8 +98,7 @@ class Store:
         load it again.
         """
         path = self._path(file_name)
-        validate(spec)
-        content = encode(spec)
+        content = _encoded(spec)
         if len(content) > _MAX_BYTES:
             raise CDIError(file_name, f"{len(content)} bytes", f"must be at most {_MAX_BYTES} bytes")
         if _content(path) == content:
