@@ -48,6 +48,8 @@ setup() {
     "$python" -c 'import ensurepip, venv' 2>/dev/null || need python3-venv
     "$python" -c 'import ctypes.util, sys; sys.exit(not ctypes.util.find_library("udev"))' || need libudev1
     [ "$what" != dev ] || has_compiler || need gcc libc6-dev
+    # Tests with network namespaces, which only root can make.
+    [ "$what" != dev ] || [ "$(id -u)" != 0 ] || command -v ip >/dev/null || need iproute2
     mkdir -p "$venv"
     exec 9>"$venv/.setup-lock"
     flock 9

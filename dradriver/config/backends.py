@@ -3,7 +3,7 @@
 from importlib.metadata import entry_points
 from typing import Any
 
-from dradriver.backend import Backend, ConfigError, decode
+from dradriver.backend import Backend, ClaimConfig, ConfigError, decode
 from dradriver.config.load import Settings, SettingsError
 from dradriver.host import Host
 from dradriver.model import shown
@@ -40,9 +40,24 @@ def _class(settings: Settings, kind: str) -> type[Backend[Any, Any]]:
         return _installed(settings, kind)
     if stand_in.config_types or not entry_points(group=GROUP, name=kind):
         return stand_in
-    # Claims are written for real hardware: their configuration is checked as there, and has no effect.
-    config_types = _installed(settings, kind).config_types
-    return type(stand_in.__name__, (stand_in,), {"config_types": config_types, "__module__": stand_in.__module__})
+    fields = {"config_types": _TypesInstalled(settings, kind), "__module__": stand_in.__module__}
+    return type(stand_in.__name__, (stand_in,), fields)
+
+
+class _TypesInstalled:
+    """The claim configuration of the backend that another one stands in for.
+
+    Claims are written for real hardware: what they bring is checked as there, and has no effect. The backend is
+    imported, with the packages for its hardware, once a claim brings any.
+    """
+
+    def __init__(self, settings: Settings, kind: str) -> None:
+        self._settings = settings
+        self._kind = kind
+
+    def __get__(self, instance: object, owner: type[Backend[Any, Any]]) -> tuple[type[ClaimConfig], ...]:
+        owner.config_types = found = _installed(self._settings, self._kind).config_types
+        return found
 
 
 def _made(settings: Settings, backend: type[Backend[Any, Any]]) -> Backend[Any, Any]:

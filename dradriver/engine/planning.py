@@ -85,7 +85,9 @@ def requests(claim: Claim, driver: str, pools: Pools) -> tuple[Part, ...]:
         device = snapshot.index.get(result.device)
         if device is None:
             raise MissingDeviceError(pool, _missing(result, snapshot))
-        configs = layered(result, claim.configs, pool.backend.config_types, pools.config_types)
+        configs: dict[str, dict[str, Any]] = {}
+        if claim.configs:
+            configs = layered(result, claim.configs, pool.backend.config_types, pools.config_types)
         by_pool.setdefault(pool.name, []).append(
             Requested(index, result, device, restore_configs(pool.backend, configs))
         )

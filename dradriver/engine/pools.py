@@ -1,5 +1,6 @@
 """The pools of this node: for each backend its last inventory and what it offers of it."""
 
+import functools
 import logging
 import threading
 import time
@@ -181,9 +182,11 @@ class Pools:
         self._by_kind = {pool.backend.kind: pool for pool in self.all}
         if len(self._by_kind) != len(self.all):
             raise ValueError("a backend stands under one driver only, and once")
-        self.config_types: dict[str, type[ClaimConfig]] = {
-            kind.__name__: kind for pool in self.all for kind in pool.backend.config_types
-        }
+
+    @functools.cached_property
+    def config_types(self) -> Mapping[str, type[ClaimConfig]]:
+        """Every type of claim configuration that a backend understands, by name."""
+        return {kind.__name__: kind for pool in self.all for kind in pool.backend.config_types}
 
     @property
     def drivers(self) -> tuple[str, ...]:

@@ -338,7 +338,7 @@ def restore_configs(
     backend: Backend[Any, Any], configs: Mapping[str, Mapping[str, Any]]
 ) -> dict[type[ClaimConfig], ClaimConfig]:
     """Return the configuration behind its journal form; kinds that the backend no longer knows are left out."""
-    kinds = {kind.__name__: kind for kind in backend.config_types}
+    kinds = {kind.__name__: kind for kind in backend.config_types} if configs else {}
     return {
         kinds[name]: typed(kinds[name], fields, name) for name, fields in configs.items() if name in kinds
     }
