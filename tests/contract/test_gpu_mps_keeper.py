@@ -736,5 +736,6 @@ def test_a_run_directory_that_is_too_long_for_a_socket_is_told(bench: Bench) -> 
     with keeper.stderr:
         line = keeper.stderr.readline()
         keeper.terminate()
+        keeper.stderr.read()
     assert "AF_UNIX path too long (option runDirectory)" in line
     assert keeper.wait(PATIENCE) == 1

@@ -17,6 +17,7 @@ from dradriver_nic import NicBackend
 from dradriver_nic.away import Moved
 from dradriver_nic.inventory import Link
 from dradriver_nic.kernel import LiveKernel
+from dradriver_nic.netns import inside
 from dradriver_nic.watch import LinkWatch
 from netns import Namespace, namespace, needs_namespaces, supports
 from nicclaims import needs_shares
@@ -181,7 +182,8 @@ def test_a_default_route_by_a_nexthop_object_counts(here: Namespace, tmp_path: P
     here.run("route add default nhid 7")
     backend = backend_in(here, tmp_path)
     assert offered(backend) == []
-    here.call("sysctl", "-qw", "net.ipv4.nexthop_compat_mode=0")
+    mode = Path("/proc/sys/net/ipv4/nexthop_compat_mode")
+    inside(here.path, lambda: mode.write_text("0"))
     assert offered(backend_in(here, tmp_path)) == []
 
 
