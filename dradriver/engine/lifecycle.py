@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-from dradriver.backend import BackendError, Observed, Phase, UnavailableError
+from dradriver.backend import BackendError, Check, Observed, Phase, UnavailableError
 from dradriver.claims import ClaimError
 from dradriver.engine.cdifiles import CDIFiles
 from dradriver.engine.journal import Journal, JournalError
@@ -20,7 +21,7 @@ from dradriver.engine.lanes import HungError
 from dradriver.engine.locks import Key
 from dradriver.engine.namespaces import Namespaces
 from dradriver.engine.planning import Planned, rendered, rendered_anew, strayed
-from dradriver.engine.pools import Pools
+from dradriver.engine.pools import Pool, Pools
 from dradriver.engine.progress import Progress, StepRunner
 from dradriver.engine.records import DeviceRecord, Record, SandboxRecord, State, StepState
 from dradriver.engine.retry import retried
@@ -81,18 +82,7 @@ class Lifecycle:
 
     def _check(self, planned: Planned, deadline: float) -> None:
         for pool, check in planned.checks:
-            try:
-                retried(
-                    lambda of=pool, one=check: of.lane.call(  # type: ignore[misc]
-                        lambda: one.look(of.backend), deadline, one.describe()
-                    ),
-                    deadline,
-                    self._stop,
-                )
-            except HungError as error:
-                raise UnavailableError(
-                    str(error)
-                ) from None  # it changes nothing, so that nothing waits for its end
+            retried(partial(_look, pool, check, deadline), deadline, self._stop)
 
     def _apply(self, progress: Progress, numbers: list[int], deadline: float) -> None:
         """Apply steps, of which the first is journalled as being applied; the outcome of the last is not journalled."""
@@ -349,6 +339,14 @@ class Lifecycle:
         """End the retries, and tell steps that run to come to their end."""
         self._stop.set()
         self._runner.close()
+
+
+def _look(pool: Pool, check: Check[Any], deadline: float) -> None:
+    """Make one check. One that hangs changes nothing, so that nothing waits for its end."""
+    try:
+        pool.lane.call(lambda: check.look(pool.backend), deadline, check.describe())
+    except HungError as error:
+        raise UnavailableError(str(error)) from None
 
 
 def _tells_otherwise(before: tuple[DeviceRecord, ...], now: tuple[DeviceRecord, ...]) -> bool:

@@ -205,6 +205,17 @@ def test_an_unplugged_gpu_needs_no_way_back(tmp_path: Path) -> None:
         assert bus.driver(SECOND) == "nvidia"
 
 
+@contextmanager
+def board(tmp_path: Path) -> Iterator[tuple[LooseBus, GpuMachine, str, str, str]]:
+    """Give a GPU with an audio function: the bus, the engine, the addresses of both, and the name of the whole GPU."""
+    with at_work(tmp_path, l40s(1), LooseBus) as (gpus, bus, made):
+        (first,) = (gpu.bus_id for gpu in gpus.stub.node.gpus)
+        audio = f"{first[:-1]}1"
+        bus.add(audio, "snd_hda_intel", 20)
+        whole = next(name for name in made.devices if not name.endswith("-vfio"))
+        yield bus, made, first, audio, whole
+
+
 @pytest.mark.parametrize("when", ["unbind", "bind"])
 def test_a_gpu_that_is_unplugged_while_it_is_bound_is_told_of(tmp_path: Path, when: str) -> None:
     with at_work(tmp_path, l40s(2), LooseBus) as (gpus, bus, made):
@@ -223,11 +234,7 @@ def test_a_gpu_that_is_unplugged_while_it_is_bound_is_told_of(tmp_path: Path, wh
 def test_a_function_of_the_board_that_is_unplugged_while_it_is_bound_leaves_the_gpu_as_it_was(
     tmp_path: Path,
 ) -> None:
-    with at_work(tmp_path, l40s(1), LooseBus) as (gpus, bus, made):
-        (first,) = (gpu.bus_id for gpu in gpus.stub.node.gpus)
-        audio = f"{first[:-1]}1"
-        bus.add(audio, "snd_hda_intel", 20)
-        whole = next(name for name in made.devices if not name.endswith("-vfio"))
+    with board(tmp_path) as (bus, made, first, audio, whole):
         bus.leaves[audio] = "unbind"
         reason = made.refusal("vm", f"{whole}-vfio")
         assert reason == f"{audio} left the bus while it was bound to vfio-pci"
@@ -236,11 +243,7 @@ def test_a_function_of_the_board_that_is_unplugged_while_it_is_bound_leaves_the_
 
 @pytest.mark.parametrize("when", ["unbind", "bind"])
 def test_a_gpu_that_is_unplugged_on_its_way_back_needs_none(tmp_path: Path, when: str) -> None:
-    with at_work(tmp_path, l40s(1), LooseBus) as (gpus, bus, made):
-        (first,) = (gpu.bus_id for gpu in gpus.stub.node.gpus)
-        audio = f"{first[:-1]}1"
-        bus.add(audio, "snd_hda_intel", 20)
-        whole = next(name for name in made.devices if not name.endswith("-vfio"))
+    with board(tmp_path) as (bus, made, first, audio, whole):
         claim = made.prepared("vm", f"{whole}-vfio")
         bus.leaves[first] = when
         made.undone(claim)
@@ -248,11 +251,7 @@ def test_a_gpu_that_is_unplugged_on_its_way_back_needs_none(tmp_path: Path, when
 
 
 def test_a_driver_that_does_not_take_its_function_back_keeps_no_other_from_its_own(tmp_path: Path) -> None:
-    with at_work(tmp_path, l40s(1), LooseBus) as (gpus, bus, made):
-        (first,) = (gpu.bus_id for gpu in gpus.stub.node.gpus)
-        audio = f"{first[:-1]}1"
-        bus.add(audio, "snd_hda_intel", 20)
-        whole = next(name for name in made.devices if not name.endswith("-vfio"))
+    with board(tmp_path) as (bus, made, first, audio, whole):
         claim = made.prepared("vm", f"{whole}-vfio")
         bus.refusing.add("nvidia")
         assert made.unprepare(claim) == f"{first} was not taken by nvidia: it is bound to none"
@@ -263,11 +262,7 @@ def test_a_driver_that_does_not_take_its_function_back_keeps_no_other_from_its_o
 
 
 def test_a_virtual_machine_that_has_what_is_left_of_a_board_holds_up_unprepare(tmp_path: Path) -> None:
-    with at_work(tmp_path, l40s(1), LooseBus) as (gpus, bus, made):
-        (first,) = (gpu.bus_id for gpu in gpus.stub.node.gpus)
-        audio = f"{first[:-1]}1"
-        bus.add(audio, "snd_hda_intel", 20)
-        whole = next(name for name in made.devices if not name.endswith("-vfio"))
+    with board(tmp_path) as (bus, made, first, audio, whole):
         claim = made.prepared("vm", f"{whole}-vfio")
         opened = bus.open(4711, "qemu-system-x86", "/dev/vfio/20")
         bus.unplug(first)
