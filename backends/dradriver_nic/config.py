@@ -24,6 +24,7 @@ import msgspec
 
 from dradriver.backend import ClaimConfig, Strict
 from dradriver.model import Quantity, shown
+from dradriver_nic.messages import RT_TABLE_MAIN
 from dradriver_nic.sysctls import check_sysctl
 
 MEGABIT = 10**6
@@ -38,7 +39,6 @@ _ZONE = "%"
 
 MIN_IPV6_MTU = 1280
 
-MAIN_TABLE = 254
 _DEFAULT_METRICS = {4: 0, 6: 1024}
 """What the kernel gives a route that has none (for IPv6 IP6_RT_PRIO_USER)."""
 
@@ -117,6 +117,11 @@ class Interface(Strict, frozen=True, kw_only=True):
     def ips(self) -> tuple[Interfaces, ...]:
         """The addresses."""
         return tuple(ip_interface(address) for address in self.addresses)
+
+    @property
+    def table(self) -> int:
+        """The table of routes that name none: that of the VRF where there is one."""
+        return self.vrf.table if self.vrf else RT_TABLE_MAIN
 
     @property
     def mac(self) -> str:
@@ -343,10 +348,9 @@ class NicConfig(ClaimConfig, frozen=True, kw_only=True):
 
     def _check_routes_differ(self) -> None:
         """Refuse two routes of which the kernel takes the first one only."""
-        table = self.interface.vrf.table if self.interface.vrf else MAIN_TABLE
         first: dict[tuple[Network, int, int], int] = {}
         for number, route in enumerate(self.routes):
-            known = first.setdefault(route.place(table), number)
+            known = first.setdefault(route.place(self.interface.table), number)
             if known != number:
                 raise ValueError(
                     f"routes[{number}]: routes[{known}] is to {shown(route.destination)} too: a second one needs "

@@ -20,7 +20,7 @@ from dradriver.model import PCI_BUS_ID, AttributeValue, ClaimRef, NetworkData, s
 from dradriver_nic.actuate.actuator import holder_of
 from dradriver_nic.actuate.found import Which
 from dradriver_nic.actuate.inpod import PodLink
-from dradriver_nic.config import MAIN_TABLE, MEGABIT, PASSTHRU
+from dradriver_nic.config import MEGABIT, PASSTHRU
 from dradriver_nic.inventory import NicInventory, RdmaDevice
 from dradriver_nic.plan_asked import (
     Asked,
@@ -114,9 +114,8 @@ def _check_routes(owning: Sequence[Asked], links: Mapping[int, PodLink]) -> None
     """Refuse two interfaces with a route to one network, of which the pod can have one only."""
     first: dict[object, Asked] = {}
     for one in owning:
-        vrf = one.config.interface.vrf
         for route in one.config.routes if one.index in links else ():
-            known = first.setdefault(route.place(vrf.table if vrf else MAIN_TABLE), one)
+            known = first.setdefault(route.place(one.config.interface.table), one)
             if known is not one:
                 raise PlanError(
                     f"routes: {known.name} and {one.name} would both have a route to {shown(route.destination)} in the "

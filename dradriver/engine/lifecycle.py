@@ -259,10 +259,10 @@ class Lifecycle:
         A prepared claim whose steps of phase sandbox are not all done, or whose sandbox `is_gone`, leaves the sandbox.
 
         Wholly prepared is what the journal says so of, and of which every step is observed done; what ended by itself,
-        and can be done again beneath containers, is done again. A claim that was cut
-        off before is undone even where its steps seem done: what they found out may be lost, and nobody was told of it.
-        So are claims of an earlier boot: after a reboot nothing counts as prepared. Raises where the hardware cannot be
-        looked at, and then leaves the claim as it is.
+        and can be done again beneath containers, is done again. A claim that was cut off before is undone even where
+        its steps seem done: what they found out may be lost, and nobody was told of it. So are claims of an earlier
+        boot: after a reboot nothing counts as prepared. Raises where the hardware cannot be looked at, and then leaves
+        the claim as it is.
         """
         record = progress.record
         if record.predates(self._boot):

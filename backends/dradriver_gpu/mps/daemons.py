@@ -26,6 +26,7 @@ NAME = r"[a-z0-9][a-z0-9-]{0,78}[a-z0-9]"
 _NAME = re.compile(NAME)
 
 _CUDA_SHM = "cuda.shm*"
+"""What CUDA calls its files in /dev/shm, by which the clients of a daemon share memory with it."""
 
 
 @dataclass(frozen=True, slots=True)
